@@ -1,0 +1,25 @@
+//! The narrow door to the machine.
+//!
+//! Everything that talks to the kernel goes through this crate: netlink sockets and their codec,
+//! connection tracking, interface addresses, sysctls, facts about the host and network
+//! namespaces. It offers mechanisms only; what a message, a flow or an address *means* to a
+//! service proxy is decided by the crates above.
+//!
+//! | module | mechanism |
+//! | --- | --- |
+//! | [`netlink`] | codec, request sockets, atomic batches, notifications |
+//! | [`addresses`] | interface addresses and a signal when they change |
+//! | [`conntrack`] | streaming and deleting tracked flows |
+//! | [`sysctl`] | reading and writing below `/proc/sys` |
+//! | [`host`] | name, privileges, kernel release, memory in use |
+//! | [`namespace`] | network namespaces of the calling thread |
+//!
+//! Only the private module `sys` contains `unsafe` code.
+
+pub mod addresses;
+pub mod conntrack;
+pub mod host;
+pub mod namespace;
+pub mod netlink;
+mod sys;
+pub mod sysctl;
