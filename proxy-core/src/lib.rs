@@ -15,8 +15,11 @@ pub mod api;
 mod claims;
 pub mod conntrack;
 pub mod diagnostic;
+#[cfg(feature = "driver")]
+pub mod driver;
 mod endpoints;
 pub mod event;
+pub mod health;
 mod intern;
 pub mod names;
 pub mod node;

@@ -1,0 +1,159 @@
+//! What this kernel can do.
+
+use std::sync::Arc;
+
+use node_sys::netlink::{Batch, BatchError, KernelError, Protocol, Socket, Subsystem};
+use proxy_core::node::{NodeFacts, NodePortAddresses};
+use proxy_core::rules::RuleSet;
+use proxy_core::table::{TableError, TableErrorKind};
+
+use crate::compile::{Compiler, Rules, TableConfig};
+use crate::expr::Expr;
+use crate::layout;
+use crate::model::{Key, Rule, RuleSpec};
+use crate::table::netlink_error;
+use crate::wire::Writer;
+
+/// Name of the table that is tried. It never comes to exist.
+const PROBE: &str = "proxyd-probe";
+/// Name of a table whose deletion fails, so that nothing of the trial is kept.
+const ABSENT: &str = "proxyd-absent";
+
+/// Tries whether this kernel takes everything the table is made of. Nothing is changed.
+///
+/// The error names each missing feature, or the missing privilege.
+pub fn detect(config: &TableConfig) -> Result<(), TableError> {
+    let mut socket = Socket::open(Protocol::NETFILTER)
+        .map_err(|error| netlink_error("open a netlink socket", error))?;
+    let trial = Trial::new(config);
+    let mut batch = trial.batch;
+    match socket.commit(&mut batch) {
+        Err(BatchError::Rejected { errors, .. }) => {
+            // The last message is the one that has to fail.
+            let missing: Vec<String> = errors
+                .iter()
+                .filter(|error| error.sequence != batch.count())
+                .map(|error| describe(error, &trial.features))
+                .collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let operation = format!(
+                "use nftables for {}: this kernel lacks {}",
+                config.family,
+                missing.join(", ")
+            );
+            Err(TableError::new(TableErrorKind::Unsupported, operation))
+        }
+        Err(error) if error.is_permission() => {
+            let operation = "use nftables: capability CAP_NET_ADMIN is missing";
+            Err(TableError::new(TableErrorKind::Permission, operation).with_source(error))
+        }
+        Err(error) => {
+            let operation = "use nftables: this kernel has none (CONFIG_NF_TABLES)";
+            Err(TableError::new(TableErrorKind::Unsupported, operation).with_source(error))
+        }
+        // Without the failure the trial's table exists now.
+        Ok(()) => {
+            let writer = Writer { family: config.family, table: PROBE };
+            let mut batch = Batch::new(Subsystem::NFTABLES, None);
+            writer.delete_table(&mut batch);
+            let removed = socket.commit(&mut batch);
+            let operation = format!("try nftables without effect; table {PROBE} was removed");
+            let error = TableError::new(TableErrorKind::Unsupported, operation);
+            Err(match removed {
+                Ok(()) => error,
+                Err(cause) => error.with_source(cause),
+            })
+        }
+    }
+}
+
+fn describe(error: &KernelError, features: &[String]) -> String {
+    let feature = usize::try_from(error.sequence)
+        .ok()
+        .and_then(|number| features.get(number.checked_sub(1)?))
+        .map_or("an unknown feature", String::as_str);
+    format!("{feature} ({error})")
+}
+
+/// A batch with one object of each sort, and what each of its messages needs.
+struct Trial {
+    batch: Batch,
+    features: Vec<String>,
+}
+
+impl Trial {
+    fn new(config: &TableConfig) -> Self {
+        let writer = Writer { family: config.family, table: PROBE };
+        let mut trial = Self { batch: Batch::new(Subsystem::NFTABLES, None), features: Vec::new() };
+        writer.table(&mut trial.batch);
+        trial.needs(&format!("tables of family {}", config.family));
+        for (key, rule) in &fixed_objects(config) {
+            match (key, rule) {
+                (Key::Set(name), Rule::Set(spec)) => {
+                    writer.set(name, spec, &mut trial.batch);
+                    trial.needs(if spec.interval {
+                        "sets of ranges over several fields"
+                    } else {
+                        "sets and maps"
+                    });
+                }
+                (Key::Chain(name), Rule::Chain(spec)) => {
+                    writer.chain(&name.0, spec, &mut trial.batch);
+                    trial.needs(if spec.base.is_some() {
+                        "nat and filter chains (CONFIG_NFT_NAT)"
+                    } else {
+                        "chains"
+                    });
+                    for rule in &spec.rules {
+                        writer.rule(&name.0, rule, &mut trial.batch);
+                        trial.needs(&features_of(rule));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Writer { family: config.family, table: ABSENT }.delete_table(&mut trial.batch);
+        trial.needs("nothing");
+        trial
+    }
+
+    fn needs(&mut self, feature: &str) {
+        let count = usize::try_from(self.batch.count()).unwrap_or(usize::MAX);
+        self.features.resize(count, feature.to_owned());
+    }
+}
+
+/// Everything that is there without any Service, and a map that packets fill.
+fn fixed_objects(config: &TableConfig) -> Rules {
+    let mut objects = RuleSet::new();
+    let facts = NodeFacts {
+        family: config.family,
+        node_port_addresses: NodePortAddresses::All,
+        service_ranges: Vec::new(),
+    };
+    Compiler::new(config).node(&facts, &mut objects);
+    let affinity = Arc::new(layout::pool_affinity_set());
+    objects.insert(Key::Set(layout::POOL_AFFINITY.into()), Rule::Set(affinity));
+    objects
+}
+
+/// The kernel modules behind a rule's less common steps.
+fn features_of(rule: &RuleSpec) -> String {
+    let mut features: Vec<&str> = rule
+        .exprs
+        .iter()
+        .filter_map(|expr| match expr {
+            Expr::Random { .. } => Some("random numbers (CONFIG_NFT_NUMGEN)"),
+            Expr::FibType { .. } => Some("route look-ups (CONFIG_NFT_FIB_IPV4, _IPV6)"),
+            Expr::Dnat { .. } => Some("address translation (CONFIG_NFT_NAT)"),
+            Expr::Masquerade => Some("masquerading (CONFIG_NFT_MASQ)"),
+            Expr::Reject(_) => Some("refusals (CONFIG_NFT_REJECT)"),
+            Expr::Ct { .. } => Some("connection tracking (CONFIG_NFT_CT)"),
+            _ => None,
+        })
+        .collect();
+    features.dedup();
+    if features.is_empty() { "basic rules".to_owned() } else { features.join(" or ") }
+}

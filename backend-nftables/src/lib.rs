@@ -1,0 +1,26 @@
+//! Kubernetes Services as nftables.
+//!
+//! One table per IP family, `ip proxyd` and `ip6 proxyd`, programmed by netlink: no process is
+//! started, and a change of one endpoint is one set element. The layout is described in the
+//! module `layout`; `nft list table ip proxyd` shows it.
+
+mod compile;
+mod detect;
+mod drift;
+mod expr;
+mod layout;
+mod model;
+mod table;
+mod transaction;
+mod uapi;
+mod wire;
+
+pub use compile::TableConfig;
+pub use detect::detect;
+pub use expr::{Ct, Expr, FibAddress, Header, Meta, Refusal, Register, Verdict};
+pub use layout::TABLE;
+pub use model::{
+    Action, Base, ChainName, ChainSpec, ChainType, Hook, Key, KeyPart, Rule, RuleSpec, SetData,
+    SetSpec,
+};
+pub use table::NftablesTable;

@@ -1,0 +1,85 @@
+//! The command line.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{self, Flags, Loaded};
+use crate::{logging, run};
+
+/// A service proxy for Kubernetes nodes: kube-proxy's place, several kernel backends.
+#[derive(Debug, Parser)]
+#[command(name = "proxyd", args_override_self = true, disable_version_flag = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_precedence_over_arg = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Without a command, `run` is meant, as kube-proxy's manifests start it.
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Keep the node in step with the objects.
+    #[command(args_override_self = true)]
+    Run(Box<Flags>),
+    /// Remove everything that proxyd has programmed on this node.
+    #[command(args_override_self = true)]
+    Cleanup(Box<Flags>),
+}
+
+/// Runs the program with the process's arguments.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            // Nothing can be done if the terminal is gone.
+            let _ignored = error.print();
+            return code;
+        }
+    };
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ignored = writeln!(std::io::stderr(), "proxyd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<()> {
+    match cli.command.unwrap_or(Command::Run(Box::new(cli.flags))) {
+        Command::Run(flags) => start(&flags),
+        Command::Cleanup(flags) => run::cleanup(&load(&flags)?.config),
+    }
+}
+
+fn load(flags: &Flags) -> anyhow::Result<Loaded> {
+    Ok(config::load(flags, &|path: &Path| std::fs::read_to_string(path))?)
+}
+
+/// `run` and those of kube-proxy's flags that make it do something else and end (C3).
+fn start(flags: &Flags) -> anyhow::Result<()> {
+    if let Some(form) = &flags.version {
+        let version = form.strip_prefix('v').map_or(env!("CARGO_PKG_VERSION"), |version| version);
+        writeln!(std::io::stdout(), "proxyd v{version}")?;
+        return Ok(());
+    }
+    let loaded = load(flags)?;
+    logging::init(&loaded.config.logging);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    if let Some(path) = &flags.write_config_to {
+        std::fs::write(path, config::write_config(&loaded.config))?;
+        return Ok(());
+    }
+    if flags.cleanup == Some(true) {
+        return run::cleanup(&loaded.config);
+    }
+    run::run(&loaded.config, flags)
+}

@@ -1,0 +1,14 @@
+//! proxyd: a service proxy for Kubernetes nodes, in kube-proxy's place.
+//!
+//! This crate is wiring: it reads flags and configuration, picks a source of objects and a kernel
+//! backend, serves health, and handles signals. What Services mean is in `proxy-core`.
+
+pub mod cli;
+pub mod config;
+pub mod flows;
+pub mod health_checks;
+pub mod healthz;
+pub mod http;
+pub mod logging;
+pub mod run;
+pub mod tables;

@@ -1,0 +1,108 @@
+//! From configuration to tables: one for each family that the node has.
+
+use anyhow::{Context as _, bail};
+use proxy_core::address::IpFamily;
+use proxy_core::node::LocalDetector;
+use proxy_core::options::{DetectLocal, NodePortSelection, Options};
+use proxy_core::sync::TableSync;
+
+use crate::config::{self, KubeProxyConfiguration, Mode};
+
+/// The modes that this build has.
+pub const MODES: &[&str] = &[
+    #[cfg(feature = "nftables")]
+    "nftables",
+];
+
+/// What the objects mean on this node.
+pub fn options(config: &KubeProxyConfiguration) -> anyhow::Result<Options> {
+    let node_name = match &config.hostname_override {
+        Some(name) => name.clone(),
+        None => node_sys::host::hostname()
+            .context("failed to read the host's name; set --hostname-override")?
+            .to_lowercase(),
+    };
+    let mut options = Options::new(node_name);
+    options.detect_local = match &config.detect_local {
+        config::DetectLocal::ClusterCidr(ranges) => DetectLocal::ClusterCidr(ranges.clone()),
+        config::DetectLocal::NodeCidr => DetectLocal::NodeCidr,
+        config::DetectLocal::BridgeInterface(name) => DetectLocal::Bridge(name.clone()),
+        config::DetectLocal::InterfaceNamePrefix(prefix) => {
+            DetectLocal::InterfacePrefix(prefix.clone())
+        }
+    };
+    options.masquerade_all = config.masquerade_all;
+    options.node_port_addresses = match &config.node_port_addresses {
+        config::NodePortAddresses::Primary => NodePortSelection::Primary,
+        config::NodePortAddresses::Cidrs(ranges) => NodePortSelection::Ranges(ranges.clone()),
+    };
+    options.bind_address = Some(config.bind_address).filter(|address| !address.is_unspecified());
+    options.allow_external_ips = config.feature_gates.allow_service_external_ips();
+    Ok(options)
+}
+
+/// The families that the node has (S7.5).
+pub fn families() -> Vec<IpFamily> {
+    let usable = |family: &IpFamily| match family {
+        IpFamily::V4 => true,
+        IpFamily::V6 => node_sys::host::has_ipv6(),
+    };
+    IpFamily::ALL.into_iter().filter(usable).collect()
+}
+
+/// Refuses a mode that this build or this kernel lacks, before anything is touched.
+pub fn check(mode: Mode, families: &[IpFamily]) -> anyhow::Result<()> {
+    match mode {
+        #[cfg(feature = "nftables")]
+        Mode::Nftables => {
+            for family in families {
+                let config = backend_nftables::TableConfig {
+                    family: *family,
+                    detector: None,
+                    masquerade_bit: 14,
+                };
+                backend_nftables::detect(&config).with_context(|| unavailable(mode))?;
+            }
+            Ok(())
+        }
+        _ => bail!("mode {mode} is not in this build; available: {}", MODES.join(", ")),
+    }
+}
+
+fn unavailable(mode: Mode) -> String {
+    format!(
+        "mode {mode} is not available on this kernel (modes in this build: {})",
+        MODES.join(", ")
+    )
+}
+
+/// The table of one family, in the configured mode.
+pub fn table(
+    config: &KubeProxyConfiguration,
+    family: IpFamily,
+    detector: Option<LocalDetector>,
+) -> anyhow::Result<Box<dyn TableSync>> {
+    match config.mode {
+        #[cfg(feature = "nftables")]
+        Mode::Nftables => {
+            let config = nftables_config(config, family, detector);
+            let table = backend_nftables::NftablesTable::open(&config)?;
+            Ok(Box::new(proxy_core::sync::Synchronizer::new(table)))
+        }
+        mode => bail!("mode {mode} is not in this build; available: {}", MODES.join(", ")),
+    }
+}
+
+/// What the nftables rules of a family depend on.
+#[cfg(feature = "nftables")]
+pub fn nftables_config(
+    config: &KubeProxyConfiguration,
+    family: IpFamily,
+    detector: Option<LocalDetector>,
+) -> backend_nftables::TableConfig {
+    backend_nftables::TableConfig {
+        family,
+        detector,
+        masquerade_bit: config.nftables.masquerade_bit,
+    }
+}

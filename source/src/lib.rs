@@ -1,0 +1,9 @@
+//! Where the objects come from that a proxy acts on.
+//!
+//! A source hands over one stream of [`SourceEvent`]s: first a complete list of every kind, then
+//! what changes. [`files`] reads a folder of manifests; [`decode`] turns text into objects.
+//!
+//! [`SourceEvent`]: proxy_core::event::SourceEvent
+
+pub mod decode;
+pub mod files;

@@ -1,0 +1,175 @@
+//! The conformance runner: plays a case against the program under test with real packets.
+//!
+//! A case gets a world of its own, a folder with its objects and a configuration file. The program
+//! runs in the node's namespace and sees nothing but these. Changes to the folder reach it one file
+//! at a time and with some delay, so each stage ends with a *canary*: one more Service, written
+//! last, that must answer before the checks of the stage count. A check then has a few seconds to
+//! come true, as the canary says only that the last file was read.
+
+mod judge;
+mod setup;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use crate::cases::{Case, Check, Mode, Need};
+use crate::manifests::Manifests;
+use crate::proxy::{Proxyd, binary};
+use crate::world::{NODE_NAME, Place, World};
+use judge::Judge;
+use setup::Canary;
+
+/// How long the program may take from its start to the first rules.
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// How long a change may take to come into force.
+const CHANGE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a check may take to come true once the canary answered.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+
+/// The program under test, as a command line with placeholders.
+///
+/// `{mode}`, `{manifests}`, `{config}` and `{node}` stand for the mode, the folder of objects, the
+/// configuration file and the node's name.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    words: Vec<String>,
+}
+
+impl Subject {
+    /// A command line, taken apart at white space.
+    pub fn new(command: &str) -> Self {
+        Self { words: command.split_whitespace().map(str::to_owned).collect() }
+    }
+
+    /// `PROXYD_COMMAND` if it is set, else the `proxyd` that was built beside the test.
+    pub fn from_env() -> Result<Self> {
+        if let Ok(command) = std::env::var("PROXYD_COMMAND") {
+            return Ok(Self::new(&command));
+        }
+        let mut subject = Self::new(
+            "proxyd run --mode {mode} --manifests {manifests} --config {config} \
+             --hostname-override {node}",
+        );
+        binary()?.to_str().context("path that is not UTF-8")?.clone_into(&mut subject.words[0]);
+        Ok(subject)
+    }
+
+    /// The command for a mode, a folder of objects and a configuration file.
+    pub fn command(&self, mode: Mode, manifests: &Path, config: &Path) -> Result<Command> {
+        let fill = |word: &String| {
+            word.replace("{mode}", &mode.to_string())
+                .replace("{manifests}", &manifests.display().to_string())
+                .replace("{config}", &config.display().to_string())
+                .replace("{node}", NODE_NAME)
+        };
+        let mut words = self.words.iter().map(fill);
+        let mut command = Command::new(words.next().context("empty command")?);
+        command.args(words);
+        Ok(command)
+    }
+}
+
+/// The reason why a case cannot be played on this machine, if there is one.
+pub fn missing_need(case: &Case) -> Option<&'static str> {
+    let missing = |need: &Need| match need {
+        Need::Sctp => (!has_sctp()).then_some("the kernel has no SCTP sockets"),
+    };
+    case.needs.iter().find_map(missing)
+}
+
+fn has_sctp() -> bool {
+    use socket2::{Domain, Protocol, Socket, Type};
+    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::SCTP)).is_ok()
+}
+
+/// Plays a case; the error tells what did not hold and what the program said.
+pub fn run(case: &Case, mode: Mode, subject: &Subject) -> Result<()> {
+    ensure!(case.modes.contains(&mode), "{} is not for mode {mode}", case.name);
+    let mut play = Play::start(case, mode, subject)?;
+    play.stages().map_err(|error| {
+        let rules = std::env::var_os("PROXYD_DUMP").map(|_| play.rules()).unwrap_or_default();
+        let why = case.why.as_deref().unwrap_or_default();
+        anyhow!("{error:#}\ncase: {why}\n{rules}--- output of the program\n{}", play.proxy.log())
+    })
+}
+
+/// A case that is being played; the program goes first, then what it depends on.
+struct Play<'a> {
+    case: &'a Case,
+    proxy: Proxyd,
+    judge: Judge,
+    manifests: Manifests,
+    world: World,
+}
+
+impl<'a> Play<'a> {
+    fn start(case: &'a Case, mode: Mode, subject: &Subject) -> Result<Self> {
+        let world = setup::world(case).context("building the world")?;
+        let mut manifests = Manifests::new()?;
+        setup::cluster(case, &mut manifests).context("writing the objects")?;
+        Canary::of_stage(0).write(case.family, &mut manifests)?;
+        let config = manifests.beside("config.yaml");
+        setup::config(case, mode, &config).context("writing the configuration")?;
+        let mut command = subject.command(mode, &manifests.folder(), &config)?;
+        let proxy = Proxyd::start(world.node(), &mut command, &manifests.beside("log"))?;
+        Ok(Self { case, proxy, judge: Judge::new(mode), manifests, world })
+    }
+
+    fn stages(&mut self) -> Result<()> {
+        let case = self.case;
+        self.await_canary(0, START_LIMIT)?;
+        self.checks(&case.checks)?;
+        for (number, step) in (1..).zip(&case.steps) {
+            let change = || format!("changing the objects for step {number}");
+            for key in &step.delete {
+                self.manifests.delete(key).with_context(change)?;
+            }
+            for object in &step.apply {
+                self.manifests.apply(object).with_context(change)?;
+            }
+            Canary::of_stage(number).write(case.family, &mut self.manifests)?;
+            self.await_canary(number, CHANGE_LIMIT)?;
+            self.checks(&step.checks).with_context(|| format!("after step {number}"))?;
+        }
+        Ok(())
+    }
+
+    fn await_canary(&mut self, stage: u8, limit: Duration) -> Result<()> {
+        let canary = Canary::of_stage(stage);
+        let answers = canary.checks(self.case.family);
+        for check in &answers {
+            let judged = self.judge.until_true(
+                limit,
+                || self.proxy.status().is_some(),
+                |judge| judge.connection(&self.world, check),
+            );
+            if let Some(status) = self.proxy.status() {
+                bail!("the program ended by itself: {status}");
+            }
+            judged.with_context(|| format!("the canary of stage {stage} stays silent"))?;
+        }
+        Ok(())
+    }
+
+    fn checks(&mut self, checks: &[Check]) -> Result<()> {
+        for check in checks {
+            let world = &self.world;
+            self.judge.until_true(CHECK_LIMIT, || false, |judge| judge.check(world, check))?;
+        }
+        ensure!(self.proxy.status().is_none(), "the program ended by itself");
+        Ok(())
+    }
+
+    /// The node's rules, to look at after a failure.
+    fn rules(&self) -> String {
+        let listed =
+            self.world.at(Place::Node, || Command::new("nft").args(["list", "ruleset"]).output());
+        listed.map_or_else(
+            |error| format!("(no rules: {error})\n"),
+            |output| format!("--- rules\n{}", String::from_utf8_lossy(&output.stdout)),
+        )
+    }
+}
