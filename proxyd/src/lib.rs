@@ -12,3 +12,8 @@ pub mod http;
 pub mod logging;
 pub mod run;
 pub mod tables;
+
+/// The README's example, so that it keeps compiling.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
