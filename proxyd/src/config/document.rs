@@ -127,7 +127,9 @@ section! {
         masquerade_bit: i32 = 14, "masqueradeBit", keep_zero;
         masquerade_all: bool = false, "masqueradeAll";
         sync_period: GoDuration = SYNC_PERIOD, "syncPeriod";
-        min_sync_period: GoDuration = SECOND, "minSyncPeriod";
+        // kube-proxy makes an unset value 1s, since each of its syncs looks at every Service.
+        // Ours costs what has changed, so there is nothing to wait for.
+        min_sync_period: GoDuration = ZERO, "minSyncPeriod";
     }
 }
 
@@ -242,7 +244,7 @@ mod tests {
         for (mode, seconds, min, masquerade_all) in
             [("", 1, SECOND, true), ("iptables", 1, SECOND, true), ("ipvs", 2, ZERO, true)]
                 .into_iter()
-                .chain([("nftables", 3, SECOND, false)])
+                .chain([("nftables", 3, ZERO, false)])
         {
             let draft = Draft::new(Document { mode: mode.to_owned(), ..document.clone() });
             assert_eq!(draft.sync_period, GoDuration::seconds(seconds), "{mode}");

@@ -141,7 +141,7 @@ const BAD: &[(&str, &str, &str, &str)] = &[
     ("mode: ipvs", "ipvs.udpTimeout", "-1s", "0s or more"),
     ("mode: ipvs", "ipvs.excludeCIDRs[1]", "[10.0.0.0/8, 10.0.0.1]", "a CIDR"),
     ("mode: nftables", "nftables.masqueradeBit", "32", "0 to 31"),
-    ("mode: nftables", "nftables.syncPeriod", "500ms", "nftables.minSyncPeriod"),
+    ("mode: nftables", "nftables.syncPeriod", "-1s", "more than 0s"),
     ("mode: nftables", "nftables.minSyncPeriod", "-1s", "0s or more"),
     ("", "detectLocalMode", "clusterCIDR", "ClusterCIDR, NodeCIDR"),
     ("detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface", "''", "set in"),
