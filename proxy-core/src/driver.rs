@@ -6,22 +6,25 @@
 //! kernel holds, which is the ordinary path.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use time::OffsetDateTime;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument as _;
 
 use crate::address::IpFamily;
 use crate::conntrack::FlowCleaner;
 use crate::diagnostic::Diagnostic;
-use crate::event::{Object, SourceEvent};
+use crate::event::{EventCounts, Kind, SourceEvent};
 use crate::names::ServiceName;
 use crate::node::{NodeFacts, NodePortAddresses};
 use crate::resolved::{HealthCheck, ResolvedService};
-use crate::store::{NodeState, Store};
+use crate::store::{NodeState, Store, Trigger};
 use crate::sync::{SyncReport, TableSync};
 use crate::table::{DriftSignal, TableError, TableErrorKind};
 
@@ -31,7 +34,7 @@ const MAX_EVENTS: usize = 4096;
 const DRIFT_SETTLES: Duration = Duration::from_millis(10);
 /// Findings are gathered over this time, since looking them all up costs more than a sync.
 const FINDINGS_SETTLE: Duration = Duration::from_secs(1);
-/// Findings that are logged one by one; of more only the number is.
+/// Of many things of one sort only so many are logged one by one.
 const MAX_LOGGED: usize = 20;
 
 /// When to do what.
@@ -67,6 +70,8 @@ pub enum DriverEvent {
     Ready,
     /// The Node object, if it was seen, says this now.
     Node(NodeState),
+    /// Objects were taken in from the source.
+    TakenIn(EventCounts),
     /// Something is to be written.
     Queued {
         /// The table's family.
@@ -80,8 +85,10 @@ pub enum DriverEvent {
         report: SyncReport,
         /// How long it took.
         duration: Duration,
-        /// When the changes that are now in effect were made, as far as known (S10.3).
-        trigger_times: Vec<OffsetDateTime>,
+        /// For how long there had been something to write, failed syncs included.
+        queued_for: Duration,
+        /// When changes that are now in effect were made, as far as known (S10.3).
+        trigger_times: Vec<Trigger>,
     },
     /// A sync failed; it will be tried again.
     SyncFailed {
@@ -94,12 +101,15 @@ pub enum DriverEvent {
         /// Pause before the next try.
         retry_in: Duration,
     },
-    /// Somebody else changed what is ours; a repair follows.
+    /// Somebody else changed what is ours, and it was repaired.
     Drift {
         /// The table's family.
         family: IpFamily,
         /// What was changed, and by whom if known.
         description: String,
+        /// Number of kernel objects that the repair wrote or removed, together with changes of
+        /// Services at the same time.
+        repaired_objects: usize,
     },
     /// The health checks to answer, all of them, have changed.
     HealthChecks {
@@ -141,25 +151,27 @@ pub struct Driver<S> {
 struct FamilyDriver {
     family: IpFamily,
     table: Box<dyn TableSync>,
-    /// Whether foreign changes are heard of.
-    listens: bool,
+    /// Since when something is to be written, if that is so and was told.
+    queued_at: Option<Instant>,
     /// Not before this time; set after a sync, a failure, a foreign change.
     not_before: Instant,
-    failures: u32,
+    failures: Backoff,
+    is_new: bool,
     /// When to compare everything.
     compare_at: Option<Instant>,
-    /// When to listen for foreign changes again, after that failed.
-    listen_at: Option<Instant>,
+    /// Whether the next sync does nothing but compare, so that a difference is foreign.
+    only_compares: bool,
+    listener: Listener,
+    damage: Damage,
     flows: FlowCleaner,
-    trigger_times: Vec<OffsetDateTime>,
+    trigger_times: Vec<Trigger>,
     checks: BTreeMap<ServiceName, HealthCheck>,
     check_addresses: NodePortAddresses,
     /// Whether the health checks were told as they are now.
     checks_told: bool,
     left_out: Vec<(ServiceName, String)>,
+    left_out_tries: Backoff,
 }
-
-type DriftNews = (usize, Result<String, TableError>);
 
 impl<S> std::fmt::Debug for Driver<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -199,13 +211,13 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
         mut addresses: watch::Receiver<Vec<IpAddr>>,
         mut shutdown: watch::Receiver<bool>,
     ) {
-        let (drift_news, mut drift) = mpsc::channel(16);
         self.store.set_interface_addresses(&addresses.borrow_and_update());
         (self.sink)(DriverEvent::Node(self.store.node()));
         let mut events = Vec::new();
         let mut addresses_live = true;
         loop {
-            self.listen(&drift_news);
+            // Before the first sync, so that nothing is missed.
+            self.listen();
             self.sync_due().await;
             self.look_up_findings();
             let wake_at = self.wake_at();
@@ -215,7 +227,9 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
                     drop(stop);
                     return;
                 }
-                Some((index, news)) = drift.recv() => self.note_drift(index, news),
+                (index, news) = foreign_change(&mut self.families) => {
+                    self.note_foreign_change(index, news);
+                }
                 changed = addresses.changed(), if addresses_live => {
                     addresses_live = changed.is_ok();
                     self.store.set_interface_addresses(&addresses.borrow_and_update());
@@ -232,10 +246,14 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
     }
 
     fn take_in(&mut self, events: &mut Vec<SourceEvent>) {
-        let mut node_changed = false;
+        let mut counts = EventCounts::default();
         for event in events.drain(..) {
-            node_changed |= matches!(event, SourceEvent::Applied(Object::Node(_)));
+            counts.add(&event);
             self.store.apply(event);
+        }
+        let node_changed = counts.applied.contains_key(&Kind::Node);
+        if !counts.is_empty() {
+            (self.sink)(DriverEvent::TakenIn(counts));
         }
         if node_changed {
             (self.sink)(DriverEvent::Node(self.store.node()));
@@ -248,7 +266,7 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
     fn wake_at(&self) -> Option<Instant> {
         let families = self.families.iter().flat_map(|family| {
             let sync = (self.is_ready && family.table.is_pending()).then_some(family.not_before);
-            [sync, family.compare_at, family.listen_at]
+            [sync, family.compare_at, family.listener.open_at]
         });
         families.chain([self.findings_due]).flatten().min()
     }
@@ -274,71 +292,83 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
 
     /// Hands the table what has changed, without a write.
     fn stage(&mut self, index: usize) {
+        let now = Instant::now();
         let family = &mut self.families[index];
-        let was_pending = family.table.is_pending();
-        if family.compare_at.is_some_and(|due| due <= Instant::now()) {
+        let name = family.family;
+        if family.compare_at.is_some_and(|due| due <= now) {
             family.compare_at = None;
-            family.table.distrust();
+            family.compare();
         }
-        let changes = self.store.take_changes(family.family);
+        let changes = self.store.take_changes(name);
         family.flows.merge(changes.stale_flows);
         family.trigger_times.extend(changes.trigger_times);
         if !changes.services.is_empty() || changes.node.is_some() {
+            for (service, _) in changes.services.iter().take(MAX_LOGGED) {
+                tracing::debug!(family = %name, %service, "changed");
+            }
+            family.only_compares = false;
             family.note_health_checks(&changes.services, changes.node.as_ref());
             family.table.stage(changes.services, changes.node);
         }
-        if family.table.is_pending() && (!was_pending || family.is_new()) {
-            (self.sink)(DriverEvent::Queued { family: family.family });
+        if family.table.is_pending() && family.queued_at.is_none() {
+            family.queued_at = Some(now);
+            (self.sink)(DriverEvent::Queued { family: name });
         }
     }
 
     async fn sync(&mut self, index: usize) {
         let family = &mut self.families[index];
+        let span =
+            tracing::info_span!("sync", family = %family.family, full = tracing::field::Empty);
         let started = Instant::now();
-        let result = family.table.sync().await;
+        let result = family.table.sync().instrument(span.clone()).await;
         let now = Instant::now();
-        let duration = now - started;
-        match result {
-            Ok(report) => self.note_success(index, report, duration, now),
-            Err(error) => self.note_failure(index, &error, now),
+        if let Ok(report) = &result {
+            span.record("full", report.full);
         }
+        span.in_scope(|| match result {
+            Ok(report) => self.note_success(index, report, now - started, now),
+            Err(error) => self.note_failure(index, &error, now),
+        });
+        // The thread was blocked: let the runtime see what came in meanwhile, however many events
+        // wait to be taken in.
+        tokio::task::yield_now().await;
     }
 
     fn note_success(&mut self, index: usize, report: SyncReport, duration: Duration, now: Instant) {
-        let options = self.options;
         let family = &mut self.families[index];
         let name = family.family;
-        if report.full {
-            tracing::info!(
-                family = %name, changed = report.changed_objects, ?duration,
-                left_out = report.left_out.len(), "compared and in step"
-            );
-        } else {
-            let changed = report.changed_objects;
-            tracing::debug!(family = %name, changed, ?duration, "in step");
-        }
-        if family.failures > 0 && report.left_out.is_empty() {
-            tracing::info!(family = %name, "recovered");
-        }
-        family.not_before = now + options.min_sync_period;
-        let period = if family.listens { options.full_compare_period } else { options.sync_period };
-        if report.full {
-            family.compare_at = Some(now + period);
-        }
-        if report.left_out.is_empty() {
-            family.failures = 0;
-        } else {
-            // The refused may be accepted later (a set that was full): try again, ever less often.
-            let pause = family.next_pause(&options);
-            family.compare_at = Some(now + pause.min(period));
-        }
+        family.log_success(&report, duration);
+        family.is_new = false;
+        family.failures = Backoff::default();
+        family.not_before = now + self.options.min_sync_period;
         if family.left_out != report.left_out {
             family.left_out.clone_from(&report.left_out);
+            family.left_out_tries = Backoff::default();
             self.findings_due = Some(now);
         }
+        if report.full {
+            family.compare_at = Some(now + family.compare_pause(&self.options));
+        }
+        let repaired_objects = report.changed_objects;
+        if std::mem::take(&mut family.only_compares) && repaired_objects > 0 {
+            family.damage.add("found by a comparison".to_owned());
+        }
+        let damage = std::mem::take(&mut family.damage);
         let trigger_times = std::mem::take(&mut family.trigger_times);
         let flows = std::mem::take(&mut family.flows);
-        (self.sink)(DriverEvent::Synced { family: name, report, duration, trigger_times });
+        let queued_for = family.queued_at.take().map_or(Duration::ZERO, |queued| now - queued);
+        let synced =
+            DriverEvent::Synced { family: name, report, duration, queued_for, trigger_times };
+        (self.sink)(synced);
+        if !damage.is_empty() {
+            let description = damage.to_string();
+            tracing::warn!(
+                family = %name, description, repaired_objects,
+                "somebody else changed our rules; repaired"
+            );
+            (self.sink)(DriverEvent::Drift { family: name, description, repaired_objects });
+        }
         self.tell_health_checks(index);
         if !flows.is_empty() {
             (self.sink)(DriverEvent::StaleFlows { family: name, flows });
@@ -347,7 +377,8 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
 
     fn note_failure(&mut self, index: usize, error: &TableError, now: Instant) {
         let family = &mut self.families[index];
-        let retry_in = family.next_pause(&self.options);
+        let pause = family.failures.next(&self.options);
+        let retry_in = pause.max(self.options.min_sync_period);
         family.not_before = now + retry_in;
         let (kind, error, family) = (error.kind(), error.chain(), family.family);
         tracing::warn!(%family, kind = kind.as_str(), error, ?retry_in, "sync failed");
@@ -366,47 +397,40 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
 
     // === foreign changes ===
 
-    /// Listens for foreign changes where that is not so yet.
-    fn listen(&mut self, news: &mpsc::Sender<DriftNews>) {
+    /// Listens for foreign changes where that is due.
+    fn listen(&mut self) {
         let now = Instant::now();
-        for (index, family) in self.families.iter_mut().enumerate() {
-            if family.listen_at.is_none_or(|due| due > now) {
+        for family in &mut self.families {
+            if family.listener.open_at.is_none_or(|due| due > now) {
                 continue;
             }
-            family.listen_at = None;
             match family.table.drift_signal() {
-                Ok(None) => {}
-                Ok(Some(signal)) => {
-                    family.listens = true;
-                    tokio::spawn(forward(signal, index, news.clone()));
+                Ok(signal) => {
+                    let was_deaf = family.listener.open(signal, now);
+                    if was_deaf {
+                        family.compare();
+                    }
                 }
-                Err(error) => {
-                    let error = error.chain();
-                    tracing::warn!(family = %family.family, error, "cannot hear foreign changes");
-                    family.listen_at = Some(now + self.options.sync_period);
-                }
+                Err(error) => family.note_deafness(&error, now, &self.options),
             }
         }
     }
 
-    fn note_drift(&mut self, index: usize, news: Result<String, TableError>) {
+    fn note_foreign_change(&mut self, index: usize, news: Change) {
         let now = Instant::now();
-        let Some(family) = self.families.get_mut(index) else { return };
-        // Whatever was heard, or was not heard because listening failed, may have done damage.
-        family.table.distrust();
-        family.not_before = family.not_before.max(now + DRIFT_SETTLES);
+        let family = &mut self.families[index];
         match news {
+            // What was found at the start is compared anyway, and was not ours yet.
+            Ok(_) if family.is_new => {}
             Ok(description) => {
-                let family = family.family;
-                tracing::warn!(%family, description, "somebody else changed our rules; repairing");
-                (self.sink)(DriverEvent::Drift { family, description });
+                if family.damage.is_empty() {
+                    family.not_before = family.not_before.max(now + DRIFT_SETTLES);
+                }
+                tracing::debug!(family = %family.family, description, "foreign change");
+                family.damage.add(description);
+                family.table.distrust();
             }
-            Err(error) => {
-                let error = error.chain();
-                tracing::warn!(family = %family.family, error, "lost track of foreign changes");
-                family.listens = false;
-                family.listen_at = Some(now + self.options.retry);
-            }
+            Err(error) => family.note_deafness(&error, now, &self.options),
         }
     }
 
@@ -433,51 +457,80 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
         for finding in appeared.iter().take(MAX_LOGGED) {
             tracing::warn!(%finding, "object not as it should be");
         }
-        if let Some(more) = appeared.len().checked_sub(MAX_LOGGED).filter(|more| *more > 0) {
+        if appeared.len() > MAX_LOGGED {
+            let more = appeared.len() - MAX_LOGGED;
             tracing::warn!(more, "further objects not as they should be");
         }
         for finding in resolved.iter().take(MAX_LOGGED) {
             tracing::info!(%finding, "resolved");
         }
+        if resolved.len() > MAX_LOGGED {
+            tracing::info!(more = resolved.len() - MAX_LOGGED, "further findings resolved");
+        }
         (self.sink)(DriverEvent::Findings { appeared, resolved });
     }
 }
 
-/// Passes a signal on until it fails. On a task of its own, since a signal must not be dropped
-/// half way through a series of notifications.
-async fn forward(mut signal: Box<dyn DriftSignal>, index: usize, news: mpsc::Sender<DriftNews>) {
-    let mut failed = false;
-    while !failed {
-        let change = signal.changed().await;
-        failed = change.is_err();
-        if news.send((index, change)).await.is_err() {
-            return;
-        }
-    }
-}
+// === one family ===
 
 impl FamilyDriver {
     fn new(table: Box<dyn TableSync>, now: Instant) -> Self {
         Self {
             family: table.family(),
             table,
-            listens: false,
+            queued_at: None,
             not_before: now,
-            failures: 0,
+            failures: Backoff::default(),
+            is_new: true,
             compare_at: None,
-            listen_at: Some(now),
+            only_compares: false,
+            listener: Listener::new(now),
+            damage: Damage::default(),
             flows: FlowCleaner::default(),
             trigger_times: Vec::new(),
             checks: BTreeMap::new(),
             check_addresses: NodePortAddresses::All,
             checks_told: false,
             left_out: Vec::new(),
+            left_out_tries: Backoff::default(),
         }
     }
 
-    /// Whether no sync was tried yet.
-    fn is_new(&self) -> bool {
-        self.compare_at.is_none() && self.failures == 0
+    /// Makes the next sync compare everything, although nothing is known to be wrong.
+    fn compare(&mut self) {
+        self.only_compares = !self.table.is_pending() && self.left_out.is_empty();
+        self.table.distrust();
+    }
+
+    fn log_success(&self, report: &SyncReport, duration: Duration) {
+        let (changed, left_out) = (report.changed_objects, report.left_out.len());
+        if self.is_new {
+            tracing::info!(changed, left_out, ?duration, "in step for the first time");
+        } else if self.failures.is_running() {
+            tracing::info!(changed, left_out, ?duration, "in step again");
+        } else {
+            tracing::debug!(changed, left_out, ?duration, "in step");
+        }
+    }
+
+    /// How long after a full comparison to make the next one.
+    fn compare_pause(&mut self, options: &DriverOptions) -> Duration {
+        let period =
+            if self.listener.is_open() { options.full_compare_period } else { options.sync_period };
+        if self.left_out.is_empty() {
+            return period;
+        }
+        // The refused may be accepted later (a set that was full): try again, ever less often.
+        self.left_out_tries.next(options).min(period)
+    }
+
+    /// Foreign changes are not heard of, for now: compare in their stead, and try to listen again.
+    fn note_deafness(&mut self, error: &TableError, now: Instant, options: &DriverOptions) {
+        let pause = self.listener.fail(now, options);
+        let error = error.chain();
+        tracing::warn!(family = %self.family, error, ?pause, "cannot hear foreign changes");
+        let compare_at = now + options.sync_period;
+        self.compare_at = self.compare_at.map(|due| due.min(compare_at));
     }
 
     fn note_health_checks(
@@ -498,10 +551,128 @@ impl FamilyDriver {
             self.checks_told = false;
         }
     }
+}
 
-    fn next_pause(&mut self, options: &DriverOptions) -> Duration {
+/// Ever longer pauses between tries.
+#[derive(Clone, Copy, Debug, Default)]
+struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// The pause after one more failure.
+    fn next(&mut self, options: &DriverOptions) -> Duration {
         let pause = options.retry.saturating_mul(1 << self.failures.min(16));
         self.failures = self.failures.saturating_add(1);
         pause.min(options.sync_period)
     }
+
+    fn is_running(self) -> bool {
+        self.failures > 0
+    }
+}
+
+/// What others changed and was not repaired yet.
+#[derive(Debug, Default)]
+struct Damage {
+    descriptions: BTreeSet<String>,
+    more: usize,
+}
+
+impl Damage {
+    fn add(&mut self, description: String) {
+        if self.descriptions.len() < MAX_LOGGED {
+            self.descriptions.insert(description);
+        } else if !self.descriptions.contains(&description) {
+            self.more += 1;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.descriptions.is_empty()
+    }
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, description) in self.descriptions.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { "; " })?;
+            f.write_str(description)?;
+        }
+        if self.more > 0 {
+            write!(f, "; and {} more changes", self.more)?;
+        }
+        Ok(())
+    }
+}
+
+// === foreign changes ===
+
+type Change = Result<String, TableError>;
+
+/// A signal and its wait for a change, which is never dropped half way: it may have heard the
+/// beginning of a series of notifications.
+type Wait = Pin<Box<dyn Future<Output = (Box<dyn DriftSignal>, Change)> + Send>>;
+
+async fn wait(mut signal: Box<dyn DriftSignal>) -> (Box<dyn DriftSignal>, Change) {
+    let change = signal.changed().await;
+    (signal, change)
+}
+
+/// Listens for foreign changes of one table.
+struct Listener {
+    wait: Option<Wait>,
+    /// When to begin to listen; `None` if that is so, or if the table has no signal.
+    open_at: Option<Instant>,
+    opened_at: Instant,
+    failures: Backoff,
+}
+
+impl Listener {
+    fn new(now: Instant) -> Self {
+        Self { wait: None, open_at: Some(now), opened_at: now, failures: Backoff::default() }
+    }
+
+    fn is_open(&self) -> bool {
+        self.wait.is_some()
+    }
+
+    /// Begins to listen. Returns whether changes may have been missed before.
+    fn open(&mut self, signal: Option<Box<dyn DriftSignal>>, now: Instant) -> bool {
+        self.wait = signal.map(|signal| Box::pin(wait(signal)) as Wait);
+        self.open_at = None;
+        self.opened_at = now;
+        self.failures.is_running()
+    }
+
+    /// Stops listening for a while, which is returned.
+    fn fail(&mut self, now: Instant, options: &DriverOptions) -> Duration {
+        if self.is_open() && now - self.opened_at >= options.sync_period {
+            self.failures = Backoff::default();
+        }
+        self.wait = None;
+        let pause = self.failures.next(options);
+        self.open_at = Some(now + pause);
+        pause
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Change> {
+        let Some(pending) = &mut self.wait else { return Poll::Pending };
+        let (signal, change) = std::task::ready!(pending.as_mut().poll(context));
+        self.wait = Some(Box::pin(wait(signal)));
+        Poll::Ready(change)
+    }
+}
+
+/// Waits for a foreign change of any family, which is told by its index.
+async fn foreign_change(families: &mut [FamilyDriver]) -> (usize, Change) {
+    poll_fn(|context| {
+        for (index, family) in families.iter_mut().enumerate() {
+            if let Poll::Ready(change) = family.listener.poll(context) {
+                return Poll::Ready((index, change));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }

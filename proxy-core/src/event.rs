@@ -1,5 +1,6 @@
 //! What a source of objects tells the core.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::api::{EndpointSlice, Node, Service, ServiceCidr};
@@ -84,6 +85,16 @@ pub enum Object {
 }
 
 impl Object {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Service(_) => Kind::Service,
+            Self::EndpointSlice(_) => Kind::EndpointSlice,
+            Self::Node(_) => Kind::Node,
+            Self::ServiceCidr(_) => Kind::ServiceCidr,
+        }
+    }
+
     /// Which object it is.
     pub fn reference(&self) -> ObjectRef {
         let (kind, metadata) = match self {
@@ -114,4 +125,35 @@ pub enum SourceEvent {
     ListDone(Kind),
     /// All findings of the source that are in force now, in place of all earlier ones.
     Findings(Vec<Diagnostic>),
+}
+
+/// How many objects of each kind a source has told of, one way or the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventCounts {
+    /// Those that exist, repeats included.
+    pub applied: BTreeMap<Kind, usize>,
+    /// Those that are gone, but for those that a list left out.
+    pub deleted: BTreeMap<Kind, usize>,
+}
+
+impl EventCounts {
+    /// Counts an event in.
+    pub fn add(&mut self, event: &SourceEvent) {
+        let (counts, kind) = match event {
+            SourceEvent::Applied(object) => (&mut self.applied, object.kind()),
+            SourceEvent::Deleted(reference) => (&mut self.deleted, reference.kind),
+            _ => return,
+        };
+        *counts.entry(kind).or_default() += 1;
+    }
+
+    /// Whether no object was told of.
+    pub fn is_empty(&self) -> bool {
+        self.applied.is_empty() && self.deleted.is_empty()
+    }
+
+    /// How many objects of this kind were told of.
+    pub fn of(&self, kind: Kind) -> usize {
+        [&self.applied, &self.deleted].iter().filter_map(|counts| counts.get(&kind)).sum()
+    }
 }

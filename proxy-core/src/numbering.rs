@@ -18,6 +18,10 @@ pub fn renumber<I>(pool: &Pool, installed: I) -> Pool
 where
     I: IntoIterator<Item = (usize, (IpAddr, u16))>,
 {
+    let installed: Vec<_> = installed.into_iter().collect();
+    if installed.iter().copied().eq(numbers(pool)) {
+        return pool.clone();
+    }
     let mut homeless: HashMap<(IpAddr, u16), Endpoint> = pool
         .endpoints
         .iter()

@@ -63,7 +63,7 @@ enum Owner {
 }
 
 /// The objects of one owner, as committed.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Programmed<K, R> {
     /// The Service with the endpoint numbers that the objects have.
     service: Option<Arc<ResolvedService>>,
@@ -73,7 +73,7 @@ struct Programmed<K, R> {
 
 type Rules<T> = RuleSet<<T as ServiceTable>::Key, <T as ServiceTable>::Rule>;
 type Delta<T> = RuleDelta<<T as ServiceTable>::Key, <T as ServiceTable>::Rule>;
-type Compiled<T> = Programmed<<T as ServiceTable>::Key, <T as ServiceTable>::Rule>;
+type Compiled<T> = Arc<Programmed<<T as ServiceTable>::Key, <T as ServiceTable>::Rule>>;
 
 /// All that is committed, by owner.
 #[derive(Debug)]
@@ -81,11 +81,13 @@ struct Ledger<T: ServiceTable> {
     owners: BTreeMap<Owner, Compiled<T>>,
     /// How many owners need each shared object.
     uses: BTreeMap<T::Key, usize>,
+    /// Whether shared objects stay even if no known owner needs them.
+    keeps_shared: bool,
 }
 
 impl<T: ServiceTable> Default for Ledger<T> {
     fn default() -> Self {
-        Self { owners: BTreeMap::new(), uses: BTreeMap::new() }
+        Self { owners: BTreeMap::new(), uses: BTreeMap::new(), keeps_shared: false }
     }
 }
 
@@ -107,7 +109,7 @@ impl<T: ServiceTable> Ledger<T> {
         for (key, _) in compiled.rules.iter().filter(|(key, _)| T::is_shared(key)) {
             if let Some(uses) = self.uses.get_mut(key) {
                 *uses -= 1;
-                if *uses == 0 {
+                if *uses == 0 && !self.keeps_shared {
                     self.uses.remove(key);
                 }
             }
@@ -160,7 +162,7 @@ impl<T: ServiceTable> Synchronizer<T> {
         let mut rules = RuleSet::new();
         for owner in self.owners() {
             if let Some(compiled) = self.compile(&owner, &Numbers::Observed(installed)) {
-                rules.extend(compiled.rules);
+                rules.extend(compiled.rules.iter().cloned());
             }
         }
         rules
@@ -185,7 +187,10 @@ impl<T: ServiceTable> Synchronizer<T> {
                 Some(service)
             }
         };
-        Some(Programmed { service, rules: rules.into_iter().collect() })
+        let compiled = Programmed { service, rules: rules.into_iter().collect() };
+        // A full comparison makes a second ledger: what is in both takes memory only once.
+        let committed = self.ledger.owners.get(owner).filter(|committed| ***committed == compiled);
+        Some(committed.map_or_else(|| Arc::new(compiled), Arc::clone))
     }
 
     /// The Service with its endpoints in the order of their numbers.
@@ -197,6 +202,9 @@ impl<T: ServiceTable> Synchronizer<T> {
         let mut numbered = Arc::clone(service);
         for (index, port) in service.ports.iter().enumerate() {
             for kind in [PoolKind::Cluster, PoolKind::Local] {
+                if port.pool(kind).endpoints.is_empty() {
+                    continue;
+                }
                 let pool = self.number_pool(service, port, kind, known);
                 if pool != *port.pool(kind) {
                     *Arc::make_mut(&mut numbered).ports[index].pool_mut(kind) = pool;
@@ -276,9 +284,9 @@ impl<T: ServiceTable> Synchronizer<T> {
             }
         }
         for (key, (old, new)) in uses {
-            let before = self.ledger.uses.get(key).copied().unwrap_or(0);
+            let Some(before) = self.ledger.uses.get(key) else { continue };
             let others = before.saturating_sub(old);
-            if before > 0 && others + new > 0 {
+            if others + new > 0 || self.ledger.keeps_shared {
                 wanted.remove(key);
                 installed.remove(key);
             }
@@ -294,6 +302,8 @@ impl<T: ServiceTable> Synchronizer<T> {
             installed,
             ledger: Ledger::default(),
             left_out: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            has_unknown: false,
             changed: 0,
         };
         let group_objects = if self.table.replaces_all() { usize::MAX } else { GROUP_OBJECTS };
@@ -310,7 +320,7 @@ impl<T: ServiceTable> Synchronizer<T> {
             }
         }
         self.commit_group(&mut full, group).await?;
-        let leftovers = reconcile(&RuleSet::new(), &full.installed);
+        let leftovers = full.leftovers();
         if !leftovers.is_empty() {
             self.table.commit(&leftovers).await?;
         }
@@ -357,7 +367,7 @@ impl<T: ServiceTable> Synchronizer<T> {
     /// Leaves out a culprit that stands alone. Without the node's own objects nothing works, so
     /// these cannot be left out.
     fn leave_out(
-        &mut self,
+        &self,
         full: &mut FullSync<T>,
         culprit: Vec<(Owner, Compiled<T>)>,
         error: TableError,
@@ -365,7 +375,7 @@ impl<T: ServiceTable> Synchronizer<T> {
         for (owner, compiled) in culprit {
             let Owner::Service(name) = &owner else { return Err(error) };
             full.left_out.insert(name.clone(), error.chain());
-            full.leave_out(self.ledger.remove(&owner), owner, &compiled);
+            full.leave_out(self.ledger.owners.get(&owner), owner, &compiled);
         }
         Ok(())
     }
@@ -383,19 +393,26 @@ struct FullSync<T: ServiceTable> {
     installed: Rules<T>,
     ledger: Ledger<T>,
     left_out: BTreeMap<ServiceName, String>,
+    /// What stays although nobody wants it: it makes up the last good state of the left out.
+    kept: BTreeSet<T::Key>,
+    /// Whether it is not known what makes up that state, as an earlier process installed it.
+    has_unknown: bool,
     changed: usize,
 }
 
 impl<T: ServiceTable> FullSync<T> {
     fn delta_to(&self, group: &[(Owner, Compiled<T>)]) -> Delta<T> {
-        let rules = || group.iter().flat_map(|(_, compiled)| compiled.rules.iter());
-        let fresh = |key: &T::Key| !(T::is_shared(key) && self.ledger.is_used(key));
-        let wanted = rules().filter(|(key, _)| fresh(key)).cloned().collect();
-        let installed = rules()
-            .filter(|(key, _)| fresh(key))
-            .filter_map(|(key, _)| Some((key.clone(), self.installed.get(key)?.clone())))
-            .collect();
-        reconcile(&wanted, &installed)
+        let mut wanted = Vec::new();
+        let mut installed = Vec::new();
+        for (key, rule) in group.iter().flat_map(|(_, compiled)| &compiled.rules) {
+            let old = self.installed.get(key);
+            if old == Some(rule) || (T::is_shared(key) && self.ledger.is_used(key)) {
+                continue;
+            }
+            wanted.push((key.clone(), rule.clone()));
+            installed.extend(old.map(|old| (key.clone(), old.clone())));
+        }
+        reconcile(&wanted.into_iter().collect(), &installed.into_iter().collect())
     }
 
     fn accept(&mut self, group: Vec<(Owner, Compiled<T>)>, changed: usize) {
@@ -409,14 +426,35 @@ impl<T: ServiceTable> FullSync<T> {
     }
 
     /// Keeps what is installed of a Service that cannot be brought up to date.
-    fn leave_out(&mut self, old: Option<Compiled<T>>, owner: Owner, new: &Compiled<T>) {
-        let old_rules = old.iter().flat_map(|old| old.rules.iter());
-        for (key, _) in old_rules.chain(new.rules.iter()) {
-            self.installed.remove(key);
+    fn leave_out(&mut self, old: Option<&Compiled<T>>, owner: Owner, new: &Compiled<T>) {
+        let is_intact = |(key, rule): &(T::Key, T::Rule)| {
+            self.installed.get(key) == Some(rule) || self.ledger.is_used(key)
+        };
+        match old {
+            Some(old) if old.rules.iter().all(is_intact) => {
+                self.kept.extend(old.rules.iter().map(|(key, _)| key.clone()));
+                self.ledger.insert(owner, Arc::clone(old));
+            }
+            _ => {
+                let rules = old.iter().flat_map(|old| old.rules.iter()).chain(new.rules.iter());
+                let mut own = rules.filter(|(key, _)| !T::is_shared(key));
+                self.has_unknown |= own.any(|(key, _)| self.installed.get(key).is_some());
+            }
         }
-        if let Some(old) = old {
-            self.ledger.insert(owner, old);
+    }
+
+    /// The removal of what nobody wants. What an earlier process installed stays while it might
+    /// be what a Service that is left out still runs on.
+    fn leftovers(&mut self) -> Delta<T> {
+        if self.has_unknown {
+            self.ledger.keeps_shared = true;
+            for (key, _) in self.installed.iter().filter(|(key, _)| T::is_shared(key)) {
+                self.ledger.uses.entry(key.clone()).or_insert(0);
+            }
+            return RuleDelta::default();
         }
+        self.installed.retain(|key, _| !self.kept.contains(key));
+        reconcile(&RuleSet::new(), &self.installed)
     }
 }
 

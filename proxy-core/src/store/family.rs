@@ -15,6 +15,15 @@ use crate::node::NodeFacts;
 use crate::resolve::{Context, Subject, claims_of};
 use crate::resolved::ResolvedService;
 
+/// A change of a Service's endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Trigger {
+    /// When it happened.
+    pub time: OffsetDateTime,
+    /// The Service.
+    pub service: ServiceName,
+}
+
 /// What changed in one IP family since the last time it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FamilyChanges {
@@ -22,9 +31,9 @@ pub struct FamilyChanges {
     pub services: Vec<(ServiceName, Option<Arc<ResolvedService>>)>,
     /// The facts about the node, if they differ or are given for the first time.
     pub node: Option<NodeFacts>,
-    /// When the changes of slices happened that came in since the last time (S10.3), in order.
+    /// The changes of slices that came in since the last time (S10.3), in order of their times.
     /// A change that says nothing new about endpoints counts too.
-    pub trigger_times: Vec<OffsetDateTime>,
+    pub trigger_times: Vec<Trigger>,
     /// The UDP flows that these changes leave behind (S11).
     pub stale_flows: FlowCleaner,
 }
@@ -112,13 +121,13 @@ impl Family {
         changes
     }
 
-    fn take_trigger_times(&mut self, context: &Context, slices: &Slices) -> Vec<OffsetDateTime> {
-        let mut times: Vec<OffsetDateTime> = if self.is_served() {
-            std::mem::take(&mut self.trigger_times).into_values().flatten().collect()
+    fn take_trigger_times(&mut self, context: &Context, slices: &Slices) -> Vec<Trigger> {
+        let mut times: Vec<Trigger> = if self.is_served() {
+            let noted = std::mem::take(&mut self.trigger_times).into_iter();
+            noted.flat_map(|(service, times)| triggers(&service, times)).collect()
         } else {
-            let slices = slices.iter().map(|(_, slice)| slice);
-            let ours = slices.filter(|slice| slice.family() == Some(context.family));
-            ours.filter_map(|slice| slice.trigger_time).collect()
+            let ours = slices.iter().filter(|(_, slice)| slice.family() == Some(context.family));
+            ours.flat_map(|(key, slice)| triggers(&key.service, slice.trigger_time)).collect()
         };
         times.sort_unstable();
         times
@@ -166,4 +175,12 @@ impl Family {
         };
         changes.services.push((name, after));
     }
+}
+
+fn triggers(
+    service: &ServiceName,
+    times: impl IntoIterator<Item = OffsetDateTime>,
+) -> Vec<Trigger> {
+    let trigger = |time| Trigger { time, service: service.clone() };
+    times.into_iter().map(trigger).collect()
 }

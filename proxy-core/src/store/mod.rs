@@ -36,7 +36,7 @@ use crate::options::Options;
 use crate::resolve::{Context, object, without_covered};
 use crate::resolved::ResolvedService;
 
-pub use self::family::FamilyChanges;
+pub use self::family::{FamilyChanges, Trigger};
 pub use self::node::NodeState;
 
 /// A Service and the round of lists in which it was last seen.

@@ -198,7 +198,7 @@ fn s10_3_trigger_times() {
         slice
     };
     let seconds = |world: &mut World| -> Vec<u8> {
-        world.take().trigger_times.iter().map(|time| time.second()).collect()
+        world.take().trigger_times.iter().map(|trigger| trigger.time.second()).collect()
     };
     let mut world = World::new(&[service(json!({})), at("2024-01-01T00:00:01Z", &["e1 R"])]);
     assert_eq!(seconds(&mut world), [1], "the first time, of all slices");
