@@ -4,6 +4,7 @@
 //! by one as the kernel lists them. A listing is no snapshot; flows that come or go meanwhile may
 //! or may not be seen.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::netlink::{
@@ -380,6 +381,41 @@ pub fn usage() -> Result<Usage, SysctlError> {
     })
 }
 
+/// What has happened to flows so far, by the kernel's name of the event.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Statistics(BTreeMap<String, u64>);
+
+impl Statistics {
+    /// How often this has happened, such as `insert_failed`; `None` if the kernel does not count
+    /// it.
+    pub fn get(&self, event: &str) -> Option<u64> {
+        self.0.get(event).copied()
+    }
+}
+
+/// Reads what has happened to flows in the calling thread's network namespace.
+pub fn statistics() -> std::io::Result<Statistics> {
+    std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack")
+        .map(|text| parse_statistics(&text))
+}
+
+/// A line of names, then one line for each processor with numbers in base 16. Kernels differ in
+/// which columns they have.
+fn parse_statistics(text: &str) -> Statistics {
+    let mut lines = text.lines();
+    let names: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
+    let mut sums = BTreeMap::new();
+    for line in lines {
+        for (name, value) in names.iter().zip(line.split_whitespace()) {
+            if let Ok(value) = u64::from_str_radix(value, 16) {
+                let sum: &mut u64 = sums.entry((*name).to_owned()).or_default();
+                *sum = sum.saturating_add(value);
+            }
+        }
+    }
+    Statistics(sums)
+}
+
 fn is_filter_refused(error: &KernelError) -> bool {
     error.is_unsupported() || error.errno == libc::EINVAL
 }
@@ -541,6 +577,17 @@ mod tests {
         080001007f000001080002007f0000011c0002800500010011000000060002001b59000006000300
         1b580000080003000000000a080008000000000008000c003c4f000008000b000000000108000700
         0000001d";
+
+    #[test]
+    fn statistics_are_summed_by_name() {
+        let text = "entries  found insert_failed\n0000000a  00000000 000000ff\n\
+                    0000000a  00000001 00000001\n0000000a x\n";
+        let statistics = parse_statistics(text);
+        assert_eq!(statistics.get("insert_failed"), Some(256));
+        assert_eq!(statistics.get("found"), Some(1));
+        assert_eq!(statistics.get("early_drop"), None);
+        assert_eq!(parse_statistics(""), Statistics::default());
+    }
 
     #[test]
     #[cfg(target_endian = "little")]

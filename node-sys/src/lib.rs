@@ -13,6 +13,8 @@
 //! | [`sysctl`] | reading and writing below `/proc/sys` |
 //! | [`host`] | name, privileges, kernel release, memory in use |
 //! | [`namespace`] | network namespaces of the calling thread |
+//! | [`process`] | what this process uses of the machine |
+//! | [`program`] | running programs of the system |
 //!
 //! Only the private module `sys` contains `unsafe` code.
 
@@ -21,5 +23,7 @@ pub mod conntrack;
 pub mod host;
 pub mod namespace;
 pub mod netlink;
+pub mod process;
+pub mod program;
 mod sys;
 pub mod sysctl;

@@ -52,7 +52,7 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<()> {
-    match cli.command.unwrap_or(Command::Run(Box::new(cli.flags))) {
+    match cli.command.unwrap_or_else(|| Command::Run(Box::new(cli.flags))) {
         Command::Run(flags) => start(&flags),
         Command::Cleanup(flags) => run::cleanup(&load(&flags)?.config),
     }
@@ -81,5 +81,5 @@ fn start(flags: &Flags) -> anyhow::Result<()> {
     if flags.cleanup == Some(true) {
         return run::cleanup(&loaded.config);
     }
-    run::run(&loaded.config, flags)
+    run::run(&loaded, flags)
 }

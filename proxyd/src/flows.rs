@@ -8,6 +8,8 @@ use proxy_core::address::IpFamily;
 use proxy_core::conntrack::FlowCleaner;
 use proxy_core::table::error_chain;
 
+use crate::metrics::Metrics;
+
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest pause after repeated failures.
@@ -21,9 +23,11 @@ pub struct FlowWorker {
 
 impl FlowWorker {
     /// Starts the thread, in the network namespace of the caller.
-    pub fn start() -> std::io::Result<Self> {
+    pub fn start(metrics: Metrics) -> std::io::Result<Self> {
         let (work, queue) = channel();
-        std::thread::Builder::new().name("flows".to_owned()).spawn(move || run(&queue))?;
+        std::thread::Builder::new()
+            .name("flows".to_owned())
+            .spawn(move || run(&queue, &metrics))?;
         Ok(Self { work })
     }
 
@@ -43,7 +47,7 @@ struct Pending {
     not_before: Option<Instant>,
 }
 
-fn run(queue: &Receiver<(IpFamily, FlowCleaner)>) {
+fn run(queue: &Receiver<(IpFamily, FlowCleaner)>, metrics: &Metrics) {
     let mut pending = IpFamily::ALL.map(|family| (family, Pending::default()));
     loop {
         let next = pending.iter().filter_map(|(_, pending)| pending.not_before).min();
@@ -53,6 +57,7 @@ fn run(queue: &Receiver<(IpFamily, FlowCleaner)>) {
                 if let Some((_, work)) = work {
                     work.cleaner.merge(cleaner);
                     work.not_before = Some(now());
+                    metrics.set_flows_pending(family, true);
                 }
                 // What else has gathered is done in the same pass over the kernel's table.
                 continue;
@@ -61,7 +66,7 @@ fn run(queue: &Receiver<(IpFamily, FlowCleaner)>) {
             Err(()) => return,
         }
         for (family, pending) in &mut pending {
-            pending.work_off(*family);
+            pending.work_off(*family, metrics);
         }
     }
 }
@@ -84,12 +89,15 @@ fn now() -> Instant {
 }
 
 impl Pending {
-    fn work_off(&mut self, family: IpFamily) {
+    fn work_off(&mut self, family: IpFamily, metrics: &Metrics) {
         if self.not_before.is_none_or(|due| due > now()) {
             return;
         }
+        let started = now();
         match forget_stale_flows(family, &self.cleaner) {
             Ok(deleted) => {
+                metrics.flows_cleaned(family, started.elapsed(), deleted);
+                metrics.set_flows_pending(family, false);
                 if deleted > 0 {
                     tracing::info!(%family, deleted, "forgot flows whose endpoints are gone");
                 }

@@ -55,12 +55,18 @@ impl Drop for Server {
     }
 }
 
-/// Keeps the servers of one family in step with what is wanted, until the sender is gone.
-pub async fn run(mut wanted: watch::Receiver<WantedChecks>, is_live: Liveness) {
+/// Keeps the servers of one family in step with what is wanted, until the sender is gone; tells
+/// how many of them cannot listen.
+pub async fn run(
+    mut wanted: watch::Receiver<WantedChecks>,
+    is_live: Liveness,
+    tell_refused: impl Fn(usize),
+) {
     let mut servers = Servers { running: BTreeMap::new(), refused: BTreeSet::new(), is_live };
     loop {
         let checks = wanted.borrow_and_update().clone();
         servers.update(&checks);
+        tell_refused(servers.refused.len());
         let changed = async {
             if servers.refused.is_empty() {
                 wanted.changed().await

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use proxy_core::health::{Health, HealthReport};
 
 use crate::http::{self, Handler};
+use crate::metrics::{HealthPath, Metrics};
 
 /// Pause before a port that was taken is tried again (S14.1).
 const RETRY: Duration = Duration::from_secs(5);
@@ -54,13 +55,13 @@ impl SharedHealth {
         state.health.report(Instant::now(), SystemTime::now(), state.node_eligible)
     }
 
-    fn handler(&self) -> Handler {
+    fn handler(&self, metrics: Metrics) -> Handler {
         let health = self.clone();
         Arc::new(move |request| {
             let report = health.report();
-            let (is_good, body) = match request.uri().path() {
-                "/healthz" => (report.is_ready(), serde_json::to_string(&report.healthz())),
-                "/livez" => (report.is_healthy(), serde_json::to_string(&report.livez())),
+            let (path, is_good, body) = match request.uri().path() {
+                "/healthz" => (HealthPath::Healthz, report.is_ready(), report.healthz()),
+                "/livez" => (HealthPath::Livez, report.is_healthy(), report.livez()),
                 _ => return http::not_found(),
             };
             let status = if is_good {
@@ -68,7 +69,8 @@ impl SharedHealth {
             } else {
                 hyper::StatusCode::SERVICE_UNAVAILABLE
             };
-            http::json(status, body.unwrap_or_default(), &[])
+            metrics.health_answered(path, status.as_u16());
+            http::json(status, serde_json::to_string(&body).unwrap_or_default(), &[])
         })
     }
 }
@@ -77,11 +79,13 @@ impl SharedHealth {
 pub async fn serve(
     address: SocketAddr,
     health: SharedHealth,
+    metrics: Metrics,
     hard_fail: bool,
 ) -> std::io::Result<()> {
+    let handler = health.handler(metrics);
     loop {
         match http::bind(address) {
-            Ok(listener) => http::serve(listener, health.handler()).await,
+            Ok(listener) => http::serve(listener, Arc::clone(&handler)).await,
             Err(error) if hard_fail => return Err(error),
             Err(error) => {
                 tracing::warn!(%address, %error, "failed to listen for /healthz; trying again");

@@ -9,8 +9,11 @@ pub mod flows;
 pub mod health_checks;
 pub mod healthz;
 pub mod http;
+pub mod kernel_settings;
 pub mod logging;
+pub mod metrics;
 pub mod run;
+pub mod status;
 pub mod tables;
 
 /// The README's example, so that it keeps compiling.

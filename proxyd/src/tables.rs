@@ -9,10 +9,15 @@ use proxy_core::sync::TableSync;
 use crate::config::{self, KubeProxyConfiguration, Mode};
 
 /// The modes that this build has.
-pub const MODES: &[&str] = &[
+pub const MODES: &[Mode] = &[
     #[cfg(feature = "nftables")]
-    "nftables",
+    Mode::Nftables,
 ];
+
+fn modes() -> String {
+    let modes: Vec<String> = MODES.iter().map(ToString::to_string).collect();
+    modes.join(", ")
+}
 
 /// What the objects mean on this node.
 pub fn options(config: &KubeProxyConfiguration) -> anyhow::Result<Options> {
@@ -65,15 +70,12 @@ pub fn check(mode: Mode, families: &[IpFamily]) -> anyhow::Result<()> {
             }
             Ok(())
         }
-        _ => bail!("mode {mode} is not in this build; available: {}", MODES.join(", ")),
+        _ => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 
 fn unavailable(mode: Mode) -> String {
-    format!(
-        "mode {mode} is not available on this kernel (modes in this build: {})",
-        MODES.join(", ")
-    )
+    format!("mode {mode} is not available on this kernel (modes in this build: {})", modes())
 }
 
 /// The table of one family, in the configured mode.
@@ -89,7 +91,7 @@ pub fn table(
             let table = backend_nftables::NftablesTable::open(&config)?;
             Ok(Box::new(proxy_core::sync::Synchronizer::new(table)))
         }
-        mode => bail!("mode {mode} is not in this build; available: {}", MODES.join(", ")),
+        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! From a [`Node`] tree to typed sections and back to JSON, collecting every problem.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value as Json, json};
 
@@ -12,6 +12,8 @@ use super::tree::{Entry, Node, Tree};
 pub(super) trait Value: Sized {
     /// The spellings allowed, to follow "must be".
     const ALLOWED: &'static str;
+    /// Whether it is a section, with fields of its own.
+    const IS_SECTION: bool = false;
 
     /// Reads `node`; `None` if it is of the wrong type.
     fn from_node(node: &Node, path: &str, decoder: &mut Decoder) -> Option<Self>;
@@ -31,11 +33,19 @@ pub(super) struct Decoder {
     pub(super) warnings: Vec<String>,
     /// The line of every field seen, for the errors of later stages.
     pub(super) lines: BTreeMap<String, u64>,
+    /// Fields whose value does not mean "unset".
+    pub(super) given: BTreeSet<String>,
 }
 
 impl Decoder {
     pub(super) fn new(file: String) -> Self {
-        Self { file, errors: Vec::new(), warnings: Vec::new(), lines: BTreeMap::new() }
+        Self {
+            file,
+            errors: Vec::new(),
+            warnings: Vec::new(),
+            lines: BTreeMap::new(),
+            given: BTreeSet::new(),
+        }
     }
 
     pub(super) fn place(&self, line: u64) -> Place {
@@ -80,6 +90,9 @@ impl Decoder {
             && (keep_zero || !value.is_zero())
         {
             *slot = value;
+            if !T::IS_SECTION {
+                self.given.insert(path.to_owned());
+            }
         }
     }
 
@@ -133,6 +146,7 @@ macro_rules! section {
 
         impl $crate::config::decode::Value for $name {
             const ALLOWED: &'static str = "a mapping";
+            const IS_SECTION: bool = true;
 
             fn from_node(
                 node: &$crate::config::tree::Node,

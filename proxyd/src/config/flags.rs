@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, FromArgMatches};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::scalar::GoDuration;
 
@@ -14,7 +16,8 @@ use super::scalar::GoDuration;
 /// Fits into a larger command with `#[command(flatten)]` or as a subcommand. That command must not
 /// define `--version` itself and must set `args_override_self`, as pflag lets the last value win.
 // Without `about`, clap would show the lines above as the program's help.
-#[derive(Debug, Clone, Default, PartialEq, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "kube-proxy's flags", about = None, long_about = None)]
 pub struct Flags {
     // --- ours ---
@@ -24,6 +27,14 @@ pub struct Flags {
     /// Take objects from the manifests in this directory instead of an API server.
     #[arg(long, value_name = "DIR", help_heading = "proxyd's own flags")]
     pub manifests: Option<PathBuf>,
+    /// Services that get a metric of their own for programming latency; a part may be `*`.
+    #[arg(
+        long,
+        value_name = "NAMESPACE/NAME,...",
+        value_delimiter = ',',
+        help_heading = "proxyd's own flags"
+    )]
+    pub service_latency: Option<Vec<String>>,
 
     // --- what to do; honoured with --config ---
     /// Configuration file; it replaces all settings given by flags.
@@ -221,6 +232,32 @@ impl Flags {
     {
         let matches = Self::command().no_binary_name(true).try_get_matches_from(arguments)?;
         Self::from_arg_matches(&matches)
+    }
+
+    /// The flags that were given, by name, each with its value as one would spell it.
+    #[must_use]
+    pub fn given(&self) -> Vec<(String, String)> {
+        let Ok(Value::Object(flags)) = serde_json::to_value(self) else { return Vec::new() };
+        let given = flags.into_iter().filter(|(_, value)| !value.is_null());
+        given.map(|(name, value)| (name, spelled(&value))).collect()
+    }
+}
+
+/// A flag's value: lists with commas, pairs with an equals sign.
+fn spelled(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            let items: Vec<String> = items
+                .iter()
+                .map(|item| match item.as_array().map(Vec::as_slice) {
+                    Some([name, value]) => format!("{}={}", spelled(name), spelled(value)),
+                    _ => spelled(item),
+                })
+                .collect();
+            items.join(",")
+        }
+        _ => value.to_string(),
     }
 }
 

@@ -51,6 +51,19 @@ impl FeatureGates {
         self.0.get(name).or(group).copied().unwrap_or(default)
     }
 
+    /// The gates that matter to a proxy: name, stage as kube-proxy's metrics spell it, and
+    /// whether it is on.
+    pub fn effective(&self) -> impl Iterator<Item = (&'static str, &'static str, bool)> {
+        EFFECTIVE.into_iter().map(|(name, _, stage)| {
+            let stage = match stage {
+                Stage::Alpha => "ALPHA",
+                Stage::Beta => "BETA",
+                Stage::Stable | Stage::Locked => "",
+            };
+            (name, stage, self.enabled(name))
+        })
+    }
+
     /// The gates that were set, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, bool)> {
         self.0.iter().map(|(name, on)| (name.as_str(), *on))

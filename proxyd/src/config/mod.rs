@@ -26,6 +26,7 @@ mod tree;
 mod types;
 mod validate;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -56,6 +57,8 @@ pub struct Loaded {
     pub config: KubeProxyConfiguration,
     /// What an operator should know, one line each.
     pub warnings: Vec<String>,
+    /// The fields that the file sets, such as `conntrack.min`, be it to their defaults.
+    pub given: BTreeSet<String>,
 }
 
 /// Combines flags and the configuration file they name (C4).
@@ -87,7 +90,7 @@ pub fn load(
         checker.errors.push(ConfigError::Unreadable { path: path.clone(), source });
     }
     if checker.errors.is_empty() {
-        Ok(Loaded { config, warnings: checker.warnings })
+        Ok(Loaded { config, warnings: checker.warnings, given: checker.given })
     } else {
         Err(ConfigErrors(checker.errors))
     }
@@ -133,6 +136,7 @@ fn from_file(
     checker.errors = decoder.errors;
     checker.warnings = decoder.warnings;
     checker.lines = decoder.lines;
+    checker.given = decoder.given;
     checker.warnings.extend(overlay::silenced(flags).into_iter().map(|flag| {
         format!("{flag} is ignored: the file given by --config replaces all settings")
     }));

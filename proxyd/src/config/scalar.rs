@@ -42,6 +42,12 @@ impl GoDuration {
     }
 }
 
+impl serde::Serialize for GoDuration {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for GoDuration {
     type Err = ParseDurationError;
 

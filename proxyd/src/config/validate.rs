@@ -1,6 +1,6 @@
 //! From a draft to the typed configuration, collecting every value that is not allowed (C1.5).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -24,6 +24,7 @@ const PREVIOUS_MINOR: &str = "1.35";
 pub(super) struct Checker {
     pub(super) file: Option<String>,
     pub(super) lines: BTreeMap<String, u64>,
+    pub(super) given: BTreeSet<String>,
     pub(super) errors: Vec<ConfigError>,
     pub(super) warnings: Vec<String>,
 }

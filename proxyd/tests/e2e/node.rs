@@ -1,0 +1,50 @@
+//! The node's own addresses.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use testbed::Place;
+use testbed::builders::{self, Port};
+use testbed::dial::Outcome;
+use testbed::world::Families;
+
+use crate::rig::{REPAIR_LIMIT, Rig, is_answer};
+
+#[test]
+fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
+    let Some(mut rig) = Rig::new(Families::Dual)? else { return Ok(()) };
+    rig.config["nodePortAddresses"] = json!(["198.51.100.0/24", "2001:db8:77::/64"]);
+    let mut service = builders::service("web", "172.30.0.10", &[Port::HTTP]);
+    service["spec"]["type"] = "NodePort".into();
+    service["spec"]["ports"][0]["nodePort"] = 30080.into();
+    service["spec"]["clusterIPs"] = json!(["172.30.0.10", "fd00:172:30::10"]);
+    service["spec"]["ipFamilies"] = json!(["IPv4", "IPv6"]);
+    rig.endpoints("web", &["10.180.0.11"])?;
+    rig.manifests.apply(&service)?;
+    let mut slice =
+        builders::endpoint_slice("web", &[Port::HTTP], &[("fd00:10:180::11", "node-a")]);
+    slice["metadata"]["name"] = "web-2".into();
+    rig.manifests.apply(&slice)?;
+    rig.start()?;
+    for (address, host) in
+        [("198.51.100.7/24", "198.51.100.7"), ("2001:db8:77::7/64 nodad", "[2001:db8:77::7]")]
+    {
+        let node_port = format!("{host}:30080/TCP");
+        rig.world.node().ip(&format!("address add {address} dev eth0\n"))?;
+        let added = rig.wait_for(Place::Outside, &node_port, REPAIR_LIMIT * 2, is_answer)?;
+        rig.world
+            .node()
+            .ip(&format!("address del {} dev eth0\n", address.replace(" nodad", "")))?;
+        rig.wait("the address is gone from the rules", REPAIR_LIMIT, |rig| {
+            let bare = host.trim_matches(['[', ']']);
+            rig.rules().is_ok_and(|rules| !rules.iter().any(|word| word.contains(bare)))
+        })?;
+        let after = rig.dial(Place::Outside, &node_port)?;
+        ensure!(!is_answer(&after), "{node_port} is still served: {after:?}");
+        eprintln!("{host}: served {added:?} after it was added");
+        ensure!(added <= REPAIR_LIMIT, "{added:?}");
+    }
+    // An address outside the ranges does not count.
+    let outcome = rig.dial(Place::Outside, "192.168.0.2:30080/TCP")?;
+    ensure!(outcome != Outcome::Silent && !is_answer(&outcome), "{outcome:?}");
+    Ok(())
+}
