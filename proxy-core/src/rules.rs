@@ -131,6 +131,15 @@ impl<K, R> Change<K, R> {
             Self::Add { key, .. } | Self::Replace { key, .. } | Self::Remove { key, .. } => key,
         }
     }
+
+    /// The key, what is installed, and what is wanted.
+    pub(crate) fn into_parts(self) -> (K, Option<R>, Option<R>) {
+        match self {
+            Self::Add { key, rule } => (key, None, Some(rule)),
+            Self::Replace { key, old, new } => (key, Some(old), Some(new)),
+            Self::Remove { key, rule } => (key, Some(rule), None),
+        }
+    }
 }
 
 /// The steps from an installed set to a wanted one, in the order in which to take them:
@@ -179,19 +188,31 @@ where
     K: Ord + Clone,
     R: Eq + Clone,
 {
+    reconcile_sorted(wanted.iter(), installed.iter())
+}
+
+/// Like [`reconcile`], for objects in order of their keys.
+pub(crate) fn reconcile_sorted<'a, K, R>(
+    wanted: impl Iterator<Item = (&'a K, &'a R)>,
+    installed: impl Iterator<Item = (&'a K, &'a R)>,
+) -> RuleDelta<K, R>
+where
+    K: Ord + Clone + 'a,
+    R: Eq + Clone + 'a,
+{
     let mut changes = Vec::new();
     let mut removals = Vec::new();
-    let mut wanted_rules = wanted.iter().peekable();
-    let mut installed_rules = installed.iter().peekable();
+    let mut wanted = wanted.peekable();
+    let mut installed = installed.peekable();
     loop {
-        let order = match (wanted_rules.peek(), installed_rules.peek()) {
+        let order = match (wanted.peek(), installed.peek()) {
             (Some((key, _)), Some((other, _))) => key.cmp(other),
             (Some(_), None) => std::cmp::Ordering::Less,
             (None, Some(_)) => std::cmp::Ordering::Greater,
             (None, None) => break,
         };
-        let new = order.is_le().then(|| wanted_rules.next()).flatten();
-        let old = order.is_ge().then(|| installed_rules.next()).flatten();
+        let new = order.is_le().then(|| wanted.next()).flatten();
+        let old = order.is_ge().then(|| installed.next()).flatten();
         match (new, old) {
             (Some((key, rule)), None) => {
                 changes.push(Change::Add { key: key.clone(), rule: rule.clone() });

@@ -14,7 +14,7 @@ use crate::names::ServiceName;
 use crate::node::NodeFacts;
 use crate::numbering::{numbers, renumber};
 use crate::resolved::{Pool, PoolKind, ResolvedPort, ResolvedService};
-use crate::rules::{RuleDelta, RuleSet, reconcile};
+use crate::rules::{RuleDelta, RuleSet, reconcile, reconcile_sorted};
 use crate::table::{DriftSignal, ServiceTable, TableError, TableErrorKind};
 
 /// A full comparison commits about this many objects at a time, so that the first Services work
@@ -250,9 +250,7 @@ impl<T: ServiceTable> Synchronizer<T> {
             })
             .collect();
         let delta = self.delta_to(&compiled);
-        if !delta.is_empty() {
-            self.table.commit(&delta).await?;
-        }
+        self.commit(&delta).await?;
         for (owner, compiled) in compiled {
             match compiled {
                 Some(compiled) => self.ledger.insert(owner, compiled),
@@ -262,30 +260,34 @@ impl<T: ServiceTable> Synchronizer<T> {
         Ok(delta.len())
     }
 
+    async fn commit(&mut self, delta: &Delta<T>) -> Result<(), TableError> {
+        if delta.is_empty() { Ok(()) } else { self.table.commit(delta).await }
+    }
+
     /// The steps from what the owners have committed to what they need now.
     fn delta_to(&self, owners: &[(Owner, Option<Compiled<T>>)]) -> Delta<T> {
         let mut wanted = RuleSet::new();
         let mut installed = RuleSet::new();
         // Old and new uses by these owners of each shared object.
-        let mut uses: BTreeMap<&T::Key, (usize, usize)> = BTreeMap::new();
+        let mut uses: BTreeMap<T::Key, (usize, usize)> = BTreeMap::new();
         for (owner, new) in owners {
-            let old = self.ledger.owners.get(owner);
-            for (key, rule) in old.iter().flat_map(|old| old.rules.iter()) {
-                installed.insert(key.clone(), rule.clone());
-                if T::is_shared(key) {
-                    uses.entry(key).or_default().0 += 1;
+            let old = self.ledger.owners.get(owner).map_or(&[][..], |old| &old.rules);
+            let new = new.as_ref().map_or(&[][..], |new| &new.rules);
+            // What an owner keeps as it is matters to nobody.
+            for change in reconcile_sorted(pairs(new), pairs(old)).changes {
+                let (key, old, new) = change.into_parts();
+                if T::is_shared(&key) {
+                    let uses = uses.entry(key.clone()).or_default();
+                    uses.0 += usize::from(old.is_some());
+                    uses.1 += usize::from(new.is_some());
                 }
-            }
-            for (key, rule) in new.iter().flat_map(|new| new.rules.iter()) {
-                wanted.insert(key.clone(), rule.clone());
-                if T::is_shared(key) {
-                    uses.entry(key).or_default().1 += 1;
-                }
+                installed.extend(old.map(|old| (key.clone(), old)));
+                wanted.extend(new.map(|new| (key, new)));
             }
         }
-        for (key, (old, new)) in uses {
+        for (key, (old, new)) in &uses {
             let Some(before) = self.ledger.uses.get(key) else { continue };
-            let others = before.saturating_sub(old);
+            let others = before.saturating_sub(*old);
             if others + new > 0 || self.ledger.keeps_shared {
                 wanted.remove(key);
                 installed.remove(key);
@@ -301,42 +303,57 @@ impl<T: ServiceTable> Synchronizer<T> {
         let mut full = FullSync {
             installed,
             ledger: Ledger::default(),
-            left_out: BTreeMap::new(),
-            kept: BTreeSet::new(),
+            culprits: Vec::new(),
+            doubtful: BTreeSet::new(),
             has_unknown: false,
             changed: 0,
         };
-        let group_objects = if self.table.replaces_all() { usize::MAX } else { GROUP_OBJECTS };
+        let replaces_all = self.table.replaces_all();
+        let group_objects = if replaces_all { usize::MAX } else { GROUP_OBJECTS };
         let mut group = Vec::new();
         let mut objects = 0;
         for owner in self.owners() {
-            if let Some(compiled) = self.compile(&owner, &Numbers::Observed(&full.installed)) {
-                objects += compiled.rules.len();
-                group.push((owner, compiled));
+            let compiled = self.compile(&owner, &Numbers::Observed(&full.installed));
+            let Some(compiled) = compiled else { continue };
+            if self.is_left_out(&owner) && !replaces_all {
+                // Alone from the start, as the search for it would end there again.
+                self.commit_group(&mut full, vec![(owner, compiled)]).await?;
+                continue;
             }
+            objects += compiled.rules.len();
+            group.push((owner, compiled));
             if objects >= group_objects {
                 objects = 0;
                 self.commit_group(&mut full, std::mem::take(&mut group)).await?;
             }
         }
         self.commit_group(&mut full, group).await?;
-        let leftovers = full.leftovers();
-        if !leftovers.is_empty() {
-            self.table.commit(&leftovers).await?;
+        if !full.doubtful.is_empty() {
+            full.look_again(self.table.observe().await?);
         }
+        let left_out = full.leave_out(&self.ledger);
+        let leftovers = full.leftovers();
+        self.commit(&leftovers).await?;
         self.ledger = full.ledger;
-        self.left_out = full.left_out;
+        self.left_out = left_out;
         Ok(full.changed + leftovers.len())
     }
 
     /// Whether an error of a full comparison is about an object of the delta. One that was just
     /// compared and is out of sync again and again is not a race with somebody else.
-    fn blames_object(&self, error: &TableError) -> bool {
+    fn blames_object(&self, error: &TableError, group: &[(Owner, Compiled<T>)]) -> bool {
         match error.kind() {
             TableErrorKind::Rejected => true,
-            TableErrorKind::OutOfSync => self.out_of_sync > 1,
+            TableErrorKind::OutOfSync => {
+                self.out_of_sync > 1 || group.iter().any(|(owner, _)| self.is_left_out(owner))
+            }
             _ => false,
         }
+    }
+
+    /// Whether the last full comparison left this owner out.
+    fn is_left_out(&self, owner: &Owner) -> bool {
+        matches!(owner, Owner::Service(name) if self.left_out.contains_key(name))
     }
 
     /// Commits what a group of owners needs. If the kernel refuses it, the group is halved until
@@ -348,37 +365,37 @@ impl<T: ServiceTable> Synchronizer<T> {
     ) -> Result<(), TableError> {
         let mut groups = vec![group];
         while let Some(mut group) = groups.pop() {
-            let delta = full.delta_to(&group);
-            let result = if delta.is_empty() { Ok(()) } else { self.table.commit(&delta).await };
-            match result {
-                Ok(()) => full.accept(group, delta.len()),
-                Err(error) if !self.blames_object(&error) => return Err(error),
-                Err(_) if group.len() > 1 => {
-                    let second = group.split_off(group.len() / 2);
-                    groups.push(second);
-                    groups.push(group);
-                }
-                Err(error) => self.leave_out(full, group, error)?,
+            let mut delta = full.delta_to(&group);
+            let mut result = self.commit(&delta).await;
+            let is_out_of_sync = |error: &TableError| error.kind() == TableErrorKind::OutOfSync;
+            if result.as_ref().is_err_and(is_out_of_sync) && full.doubts(&delta) {
+                // Part of a commit that failed is written.
+                full.look_again(self.table.observe().await?);
+                delta = full.delta_to(&group);
+                result = self.commit(&delta).await;
+            }
+            let Err(error) = result else {
+                full.accept(group, delta.len());
+                continue;
+            };
+            if !self.blames_object(&error, &group) {
+                return Err(error);
+            }
+            full.doubtful.extend(delta.changes.iter().map(|change| change.key().clone()));
+            if group.len() > 1 {
+                let second = group.split_off(group.len() / 2);
+                groups.push(second);
+                groups.push(group);
+            } else {
+                full.convict(group, error)?;
             }
         }
         Ok(())
     }
+}
 
-    /// Leaves out a culprit that stands alone. Without the node's own objects nothing works, so
-    /// these cannot be left out.
-    fn leave_out(
-        &self,
-        full: &mut FullSync<T>,
-        culprit: Vec<(Owner, Compiled<T>)>,
-        error: TableError,
-    ) -> Result<(), TableError> {
-        for (owner, compiled) in culprit {
-            let Owner::Service(name) = &owner else { return Err(error) };
-            full.left_out.insert(name.clone(), error.chain());
-            full.leave_out(self.ledger.owners.get(&owner), owner, &compiled);
-        }
-        Ok(())
-    }
+fn pairs<K, R>(rules: &[(K, R)]) -> impl Iterator<Item = (&K, &R)> {
+    rules.iter().map(|(key, rule)| (key, rule))
 }
 
 /// Where endpoint numbers are known from.
@@ -392,10 +409,13 @@ struct FullSync<T: ServiceTable> {
     /// What was observed and is not yet claimed by an owner.
     installed: Rules<T>,
     ledger: Ledger<T>,
-    left_out: BTreeMap<ServiceName, String>,
-    /// What stays although nobody wants it: it makes up the last good state of the left out.
-    kept: BTreeSet<T::Key>,
-    /// Whether it is not known what makes up that state, as an earlier process installed it.
+    /// What stands alone and is refused, and why.
+    culprits: Vec<(ServiceName, Compiled<T>, TableError)>,
+    /// Objects of commits that were refused. Most kernels then have none of them; one that was
+    /// written to in several transactions may have some.
+    doubtful: BTreeSet<T::Key>,
+    /// Whether it is not known what a Service that is left out still runs on, as an earlier
+    /// process installed it.
     has_unknown: bool,
     changed: usize,
 }
@@ -425,22 +445,55 @@ impl<T: ServiceTable> FullSync<T> {
         }
     }
 
-    /// Keeps what is installed of a Service that cannot be brought up to date.
-    fn leave_out(&mut self, old: Option<&Compiled<T>>, owner: Owner, new: &Compiled<T>) {
-        let is_intact = |(key, rule): &(T::Key, T::Rule)| {
-            self.installed.get(key) == Some(rule) || self.ledger.is_used(key)
-        };
-        match old {
-            Some(old) if old.rules.iter().all(is_intact) => {
-                self.kept.extend(old.rules.iter().map(|(key, _)| key.clone()));
-                self.ledger.insert(owner, Arc::clone(old));
-            }
-            _ => {
-                let rules = old.iter().flat_map(|old| old.rules.iter()).chain(new.rules.iter());
-                let mut own = rules.filter(|(key, _)| !T::is_shared(key));
-                self.has_unknown |= own.any(|(key, _)| self.installed.get(key).is_some());
+    fn doubts(&self, delta: &Delta<T>) -> bool {
+        delta.changes.iter().any(|change| self.doubtful.contains(change.key()))
+    }
+
+    /// Goes on from what is installed now.
+    fn look_again(&mut self, installed: Rules<T>) {
+        self.installed = installed;
+        self.doubtful.clear();
+        for (key, _) in self.ledger.owners.values().flat_map(|compiled| &compiled.rules) {
+            self.installed.remove(key);
+        }
+    }
+
+    /// Takes note of a culprit that stands alone. Without the node's own objects nothing works,
+    /// so these cannot be left out.
+    fn convict(
+        &mut self,
+        culprit: Vec<(Owner, Compiled<T>)>,
+        error: TableError,
+    ) -> Result<(), TableError> {
+        match culprit.into_iter().next() {
+            Some((Owner::Service(name), compiled)) => self.culprits.push((name, compiled, error)),
+            _ => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Keeps what is installed of the culprits: their last good state. Returns who they are.
+    fn leave_out(&mut self, former: &Ledger<T>) -> BTreeMap<ServiceName, String> {
+        let mut left_out = BTreeMap::new();
+        for (name, new, error) in std::mem::take(&mut self.culprits) {
+            left_out.insert(name.clone(), error.chain());
+            let owner = Owner::Service(name);
+            let old = former.owners.get(&owner);
+            let is_intact = |(key, rule): &(T::Key, T::Rule)| {
+                self.installed.get(key) == Some(rule) || self.ledger.is_used(key)
+            };
+            match old {
+                Some(old) if old.rules.iter().all(is_intact) => {
+                    self.accept(vec![(owner, Arc::clone(old))], 0);
+                }
+                _ => {
+                    let old = old.into_iter().flat_map(|old| &old.rules);
+                    let mut own = old.chain(&new.rules).filter(|(key, _)| !T::is_shared(key));
+                    self.has_unknown |= own.any(|(key, _)| self.installed.get(key).is_some());
+                }
             }
         }
+        left_out
     }
 
     /// The removal of what nobody wants. What an earlier process installed stays while it might
@@ -453,7 +506,6 @@ impl<T: ServiceTable> FullSync<T> {
             }
             return RuleDelta::default();
         }
-        self.installed.retain(|key, _| !self.kept.contains(key));
         reconcile(&RuleSet::new(), &self.installed)
     }
 }
@@ -526,5 +578,175 @@ impl<T: ServiceTable> TableSync for Synchronizer<T> {
 
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {
         self.table.drift_signal()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::rules::Change;
+
+    /// Objects are numbers; those below ten are shared.
+    #[derive(Debug, Default)]
+    struct Table {
+        /// What each Service needs.
+        needs: BTreeMap<&'static str, Vec<u8>>,
+        installed: RuleSet<u8, ()>,
+        /// The steps of the last commit.
+        steps: Vec<(char, u8)>,
+        /// Objects that are refused.
+        refused: BTreeSet<u8>,
+    }
+
+    #[async_trait]
+    impl ServiceTable for Table {
+        type Key = u8;
+        type Rule = ();
+
+        fn family(&self) -> IpFamily {
+            IpFamily::V4
+        }
+
+        fn compile_node(&self, _: &NodeFacts, _: &mut RuleSet<u8, ()>) {}
+
+        fn compile_service(&self, service: &ResolvedService, out: &mut RuleSet<u8, ()>) {
+            out.extend(self.needs[&*service.name.name].iter().map(|object| (*object, ())));
+        }
+
+        fn is_shared(key: &u8) -> bool {
+            *key < 10
+        }
+
+        async fn observe(&mut self) -> Result<RuleSet<u8, ()>, TableError> {
+            Ok(self.installed.clone())
+        }
+
+        async fn commit(&mut self, delta: &RuleDelta<u8, ()>) -> Result<(), TableError> {
+            if delta.changes.iter().any(|change| self.refused.contains(change.key())) {
+                return Err(TableError::new(TableErrorKind::Rejected, "write"));
+            }
+            let step = |change: &Change<u8, ()>| match change {
+                Change::Add { key, .. } => ('+', *key),
+                Change::Replace { key, .. } => ('=', *key),
+                Change::Remove { key, .. } => ('-', *key),
+            };
+            self.steps = delta.changes.iter().map(step).collect();
+            delta.apply_to(&mut self.installed);
+            Ok(())
+        }
+
+        async fn clear(&mut self) -> Result<(), TableError> {
+            self.installed = RuleSet::new();
+            Ok(())
+        }
+    }
+
+    fn service(name: &'static str) -> Arc<ResolvedService> {
+        Arc::new(ResolvedService {
+            name: ServiceName::new("default", name),
+            cluster_ip: Ipv4Addr::LOCALHOST.into(),
+            ports: Vec::new(),
+            health_check: None,
+        })
+    }
+
+    /// Syncs with these needs, of which an empty one means that the Service is gone.
+    fn sync(table: &mut Synchronizer<Table>, needs: &[(&'static str, &[u8])]) -> SyncReport {
+        table.table.steps.clear();
+        for (name, objects) in needs {
+            table.table.needs.insert(name, objects.to_vec());
+            let wanted = (!objects.is_empty()).then(|| service(name));
+            table.stage(vec![(ServiceName::new("default", *name), wanted)], None);
+        }
+        let future = pin!(table.sync());
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(report) => report.unwrap(),
+            Poll::Pending => unreachable!("the table never waits"),
+        }
+    }
+
+    /// Steps of an ordinary sync with these needs, after one with those.
+    fn check(before: &[(&'static str, &[u8])], after: &[(&'static str, &[u8])], steps: &str) {
+        let mut table = Synchronizer::new(Table::default());
+        sync(&mut table, before);
+        let report = sync(&mut table, after);
+        assert!(!report.full);
+        let taken: Vec<String> =
+            table.table.steps.iter().map(|(sign, object)| format!("{sign}{object}")).collect();
+        assert_eq!(taken.join(" "), steps);
+        // The ordinary sync led where a full comparison leads.
+        table.distrust();
+        let report = sync(&mut table, &[]);
+        assert_eq!(report, SyncReport { full: true, ..SyncReport::default() });
+    }
+
+    #[test]
+    fn a_shared_object_is_added_once() {
+        check(&[], &[("a", &[1, 11]), ("b", &[1, 12])], "+1 +11 +12");
+        check(&[("a", &[1, 11])], &[("b", &[1, 12])], "+12");
+    }
+
+    #[test]
+    fn a_shared_object_stays_until_the_last_one_goes() {
+        let both: [(&str, &[u8]); 2] = [("a", &[1, 11]), ("b", &[1, 12])];
+        check(&both, &[("a", &[])], "-11");
+        check(&both, &[("b", &[12])], "");
+        check(&both, &[("a", &[]), ("b", &[])], "-12 -11 -1");
+        check(&both, &[("a", &[11]), ("b", &[12])], "-1");
+    }
+
+    #[test]
+    fn a_shared_object_passes_on_within_one_sync() {
+        check(&[("a", &[1, 11])], &[("a", &[]), ("b", &[1, 12])], "+12 -11");
+        check(&[("a", &[1, 11])], &[("a", &[2, 11]), ("b", &[1, 12])], "+2 +12");
+    }
+
+    #[test]
+    fn an_object_passes_on_within_one_sync() {
+        check(&[("a", &[11])], &[("a", &[]), ("b", &[11])], "");
+        check(&[("b", &[11])], &[("a", &[11]), ("b", &[12])], "+12");
+    }
+
+    #[test]
+    fn uses_are_those_of_the_owners() {
+        let of = |objects: &[u8]| {
+            let rules = objects.iter().map(|object| (*object, ())).collect();
+            Arc::new(Programmed { service: None, rules })
+        };
+        let owner = |name| Owner::Service(ServiceName::new("default", name));
+        let mut ledger = Ledger::<Table>::default();
+        ledger.insert(owner("a"), of(&[1, 2, 11]));
+        ledger.insert(owner("b"), of(&[2, 12]));
+        assert_eq!(ledger.uses, [(1, 1), (2, 2)].into());
+        // In place of what it had.
+        ledger.insert(owner("a"), of(&[2, 3]));
+        assert_eq!(ledger.uses, [(2, 2), (3, 1)].into());
+        assert!(!ledger.is_used(&1) && !ledger.is_used(&12));
+        ledger.keeps_shared = true;
+        ledger.remove(&owner("a"));
+        ledger.remove(&owner("never was"));
+        assert_eq!(ledger.uses, [(2, 1), (3, 0)].into());
+        assert!(ledger.is_used(&3));
+    }
+
+    #[test]
+    fn the_last_good_state_of_the_refused_keeps_what_it_shares() {
+        let mut table = Synchronizer::new(Table::default());
+        sync(&mut table, &[("a", &[1, 11]), ("b", &[1, 12])]);
+        table.table.refused.insert(13);
+        let report = sync(&mut table, &[("a", &[2, 13])]);
+        assert_eq!(report.left_out.len(), 1);
+        sync(&mut table, &[("b", &[])]);
+        let installed: Vec<u8> = table.table.installed.iter().map(|(key, ())| *key).collect();
+        assert_eq!(installed, [1, 11]);
+        table.table.refused.clear();
+        table.distrust();
+        assert!(sync(&mut table, &[]).left_out.is_empty());
+        let installed: Vec<u8> = table.table.installed.iter().map(|(key, ())| *key).collect();
+        assert_eq!(installed, [2, 13]);
     }
 }

@@ -114,6 +114,11 @@ impl Kernel {
         self.faults = None;
     }
 
+    /// What is installed is not known until everything is read again.
+    pub(crate) fn leave_unknown(&mut self) {
+        self.was_tampered = true;
+    }
+
     /// Somebody else removes an object.
     pub(crate) fn tamper(&mut self, key: &Key) {
         self.rules.remove(key);

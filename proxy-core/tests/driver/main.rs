@@ -5,15 +5,19 @@
 #![cfg(test)]
 #![cfg(feature = "driver")]
 
+mod brittle;
 mod cluster;
 mod drift;
 mod fake;
 mod families;
 mod faults;
+mod findings;
 mod followups;
 mod gate;
+mod handover;
 mod pace;
 mod refused;
+mod repeats;
 mod restart;
 mod rig;
 mod scenarios;
