@@ -354,7 +354,16 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
         if std::mem::take(&mut family.only_compares) && repaired_objects > 0 {
             family.damage.add("found by a comparison".to_owned());
         }
-        let damage = std::mem::take(&mut family.damage);
+        let mut damage = std::mem::take(&mut family.damage);
+        if repaired_objects == 0 && !damage.is_empty() {
+            // More was heard than could be followed, or it was put right by who did it.
+            tracing::debug!(description = %damage, "foreign changes did no harm");
+            damage = Damage::default();
+        }
+        if !damage.is_empty() {
+            // Flows that began while rules were missing were not translated, and stay so.
+            family.flows.merge(self.store.all_flows(name));
+        }
         let trigger_times = std::mem::take(&mut family.trigger_times);
         let flows = std::mem::take(&mut family.flows);
         let queued_for = family.queued_at.take().map_or(Duration::ZERO, |queued| now - queued);

@@ -12,6 +12,7 @@ pub mod http;
 pub mod kernel_settings;
 pub mod logging;
 pub mod metrics;
+pub mod objects;
 pub mod run;
 pub mod status;
 pub mod tables;

@@ -4,28 +4,27 @@
 //! main thread's runtime.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use proxy_core::address::IpFamily;
+use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::driver::{Driver, DriverEvent, DriverOptions};
 use proxy_core::event::{EventCounts, Kind, SourceEvent};
 use proxy_core::options::Options;
 use proxy_core::store::{NodeState, Store};
 use proxy_core::sync::TableSync;
 use proxy_core::table::error_chain;
-use source::files::FileSource;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::{Flags, KubeProxyConfiguration, Loaded};
+use crate::config::{DetectLocal, Flags, KubeProxyConfiguration, Loaded};
 use crate::flows::FlowWorker;
 use crate::health_checks::{self, WantedChecks};
 use crate::healthz::{self, SharedHealth};
 use crate::metrics::{MeasuredTable, Metrics};
+use crate::objects::{ObjectSource, Patience};
 use crate::status::{self, StatusPages};
 use crate::{kernel_settings, tables};
 
@@ -36,27 +35,24 @@ const EVENT_BUFFER: usize = 1024;
 /// Runs the proxy until a signal ends it. Rules stay in place.
 pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     let config = &loaded.config;
-    let is_init_only = flags.init_only == Some(true);
-    if flags.manifests.is_none() && !is_init_only {
-        bail!("--manifests is missing: this build takes objects only from a folder of manifests");
-    }
     let options = tables::options(config)?;
     let families = tables::families();
     tables::check(config.mode, &families)?;
     let by_service = flags.service_latency.as_deref().unwrap_or_default();
     let metrics = Metrics::new(config, &families, by_service)?;
     kernel_settings::apply(config, &kernel_settings::asked_for(&loaded.given, flags))?;
-    let Some(manifests) = flags.manifests.as_ref().filter(|_| !is_init_only) else {
+    if flags.init_only == Some(true) {
         return Ok(());
-    };
+    }
+    let source = ObjectSource::open(config, flags, &options.node_name)?;
     let families_text: Vec<String> = families.iter().map(ToString::to_string).collect();
     tracing::info!(
         mode = %config.mode, node = options.node_name, families = families_text.join(","),
-        manifests = %manifests.display(), version = env!("CARGO_PKG_VERSION"), "starting"
+        objects = %source, version = env!("CARGO_PKG_VERSION"), "starting"
     );
     let runtime = runtime()?;
     let pages = StatusPages::new(config, flags, metrics.clone());
-    let ended = runtime.block_on(serve(config, options, families, manifests, metrics, pages));
+    let ended = runtime.block_on(serve(config, options, families, source, metrics, pages));
     // Whatever still runs is cut off: it holds nothing that has to be kept.
     runtime.shutdown_background();
     ended
@@ -70,7 +66,7 @@ async fn serve(
     config: &KubeProxyConfiguration,
     options: Options,
     families: Vec<IpFamily>,
-    manifests: &Path,
+    source: ObjectSource,
     metrics: Metrics,
     pages: StatusPages,
 ) -> anyhow::Result<()> {
@@ -79,10 +75,11 @@ async fn serve(
     let (events, queue) = mpsc::channel(EVENT_BUFFER);
     let (addresses_out, addresses) = watch::channel(interface_addresses()?);
     tokio::spawn(follow_addresses(addresses_out));
-    let source = FileSource::new(manifests);
-    let source = tokio::spawn(async move { source.run(events).await });
-    let outlets = Outlets::new(health.clone(), &families, metrics.clone())?;
-    let driver = DriverThread { config: config.clone(), options, families, outlets };
+    let patience = source.patience();
+    let source = tokio::spawn(source.run(events));
+    let (restart, mut restart_asked) = mpsc::channel(1);
+    let outlets = Outlets::new(health.clone(), &families, metrics.clone(), restart, patience)?;
+    let driver = DriverThread { config: config.clone(), options, families, outlets, patience };
     let mut driver = driver.start(queue, addresses, stopped)?;
     let mut healthz = tokio::spawn(serve_health(config.clone(), health, metrics));
     let mut status = tokio::spawn(serve_status(config.clone(), pages));
@@ -93,7 +90,8 @@ async fn serve(
         _ = interrupt.recv() => tracing::info!("interrupted; rules stay in place"),
         ended = &mut healthz => ended??,
         ended = &mut status => ended??,
-        ended = source => bail!("the source of objects ended: {:?}", ended),
+        Some(reason) = restart_asked.recv() => bail!("{reason}; restart to take it in"),
+        ended = source => bail!("the source of objects ended: {ended:?}"),
         ended = &mut driver => return ended.unwrap_or_else(|_| bail!("the driver died")),
     }
     // What is being written is finished, so that no family is left half way.
@@ -172,6 +170,7 @@ struct DriverThread {
     options: Options,
     families: Vec<IpFamily>,
     outlets: Outlets,
+    patience: Patience,
 }
 
 type Ended = oneshot::Receiver<anyhow::Result<()>>;
@@ -202,9 +201,9 @@ impl DriverThread {
         addresses: watch::Receiver<Vec<IpAddr>>,
         mut stop: watch::Receiver<bool>,
     ) -> anyhow::Result<()> {
-        let mut store = Store::new(self.options);
+        let mut store = Store::new(self.options.clone());
         tokio::select! {
-            () = learn_node(&mut store, &mut queue, &self.outlets.metrics) => {}
+            learnt = self.learn_node(&mut store, &mut queue) => learnt?,
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         }
         let tables = self.families.iter().map(|family| {
@@ -221,24 +220,57 @@ impl DriverThread {
             ..DriverOptions::default()
         };
         let mut outlets = self.outlets;
+        if self.config.detect_local == DetectLocal::NodeCidr {
+            outlets.pod_cidrs = Some(store.node().pod_cidrs);
+        }
         let driver = Driver::new(store, tables, options, move |event| outlets.take(event));
         driver.run(queue, addresses, stop).await;
         Ok(())
     }
-}
 
-/// Takes in events up to the end of the first list of Nodes: what local traffic is may depend on
-/// the Node object, and tables depend on that.
-async fn learn_node(store: &mut Store, queue: &mut mpsc::Receiver<SourceEvent>, metrics: &Metrics) {
-    while let Some(event) = queue.recv().await {
-        let mut counts = EventCounts::default();
-        counts.add(&event);
-        metrics.take_in(&counts);
-        let done = event == SourceEvent::ListDone(Kind::Node);
-        store.apply(event);
-        if done {
-            return;
+    /// Takes in events until the Node is known, or for as long as the source's is waited for:
+    /// what local traffic is may depend on the Node object, and tables depend on that (S1.5).
+    async fn learn_node(
+        &self,
+        store: &mut Store,
+        queue: &mut mpsc::Receiver<SourceEvent>,
+    ) -> anyhow::Result<()> {
+        let needs_cidrs = self.config.detect_local == DetectLocal::NodeCidr;
+        let wait = if needs_cidrs { self.patience.pod_cidrs } else { self.patience.node };
+        let mut give_up_at = None;
+        loop {
+            let next = match give_up_at {
+                None => Ok(queue.recv().await),
+                Some(at) => tokio::time::timeout_at(at, queue.recv()).await,
+            };
+            match next {
+                Ok(Some(event)) => {
+                    if event == SourceEvent::ListDone(Kind::Node) {
+                        give_up_at.get_or_insert(tokio::time::Instant::now() + wait);
+                    }
+                    let mut counts = EventCounts::default();
+                    counts.add(&event);
+                    self.outlets.metrics.take_in(&counts);
+                    store.apply(event);
+                }
+                // The source ended; the main thread says why.
+                Ok(None) => return Ok(()),
+                Err(_) => break,
+            }
+            let node = store.node();
+            if give_up_at.is_some() && node.seen && !(needs_cidrs && node.pod_cidrs.is_empty()) {
+                return Ok(());
+            }
         }
+        let node = store.node();
+        if needs_cidrs && self.patience.needs_node {
+            let lack = if node.seen { "has no PodCIDR" } else { "does not exist" };
+            bail!("detectLocalMode NodeCIDR: the Node of this name {lack}");
+        }
+        if needs_cidrs || self.patience.needs_node {
+            tracing::warn!("the Node object is not as needed; the machine's addresses stand in");
+        }
+        Ok(())
     }
 }
 
@@ -249,10 +281,21 @@ struct Outlets {
     flows: FlowWorker,
     checks: Vec<(IpFamily, watch::Sender<WantedChecks>)>,
     families: Vec<IpFamily>,
+    /// Ends the process, with a reason, so that its supervisor starts it anew.
+    restart: mpsc::Sender<String>,
+    needs_node: bool,
+    /// The pod ranges that the tables were made for, if they depend on them.
+    pod_cidrs: Option<Vec<Cidr>>,
 }
 
 impl Outlets {
-    fn new(health: SharedHealth, families: &[IpFamily], metrics: Metrics) -> anyhow::Result<Self> {
+    fn new(
+        health: SharedHealth,
+        families: &[IpFamily],
+        metrics: Metrics,
+        restart: mpsc::Sender<String>,
+        patience: Patience,
+    ) -> anyhow::Result<Self> {
         let flows =
             FlowWorker::start(metrics.clone()).context("failed to start the thread for flows")?;
         let checks = families
@@ -267,7 +310,16 @@ impl Outlets {
                 (family, wanted)
             })
             .collect();
-        Ok(Self { health, metrics, flows, checks, families: families.to_vec() })
+        Ok(Self {
+            health,
+            metrics,
+            flows,
+            checks,
+            families: families.to_vec(),
+            restart,
+            needs_node: patience.needs_node,
+            pod_cidrs: None,
+        })
     }
 
     fn take(&mut self, event: DriverEvent) {
@@ -281,7 +333,7 @@ impl Outlets {
                     }
                 });
             }
-            DriverEvent::Node(node) => self.health.set_node_eligible(is_eligible(&node)),
+            DriverEvent::Node(node) => self.note_node(&node),
             DriverEvent::Queued { family } => {
                 self.health.update(|health, now, _| health.queued(family, now));
             }
@@ -302,9 +354,22 @@ impl Outlets {
     }
 }
 
-/// A folder of manifests need not hold the Node; nothing then says that it is leaving.
-fn is_eligible(node: &NodeState) -> bool {
-    node.eligible || !node.seen
+impl Outlets {
+    fn note_node(&self, node: &NodeState) {
+        // A folder of manifests need not hold the Node; nothing then says that it is leaving.
+        self.health.set_node_eligible(node.eligible || !(node.seen || self.needs_node));
+        if let Some(known) = self.pod_cidrs.as_ref().filter(|known| **known != node.pod_cidrs) {
+            // S7.4. Rules stay, so a restart costs nothing.
+            let text = |ranges: &[Cidr]| {
+                let ranges: Vec<String> = ranges.iter().map(Cidr::to_string).collect();
+                ranges.join(",")
+            };
+            let (old, new) = (text(known), text(&node.pod_cidrs));
+            let reason = format!("the node's pod ranges changed from {old} to {new}");
+            // Full: a reason to end was given already.
+            let _ending = self.restart.try_send(reason);
+        }
+    }
 }
 
 /// Removes everything that is ours from the kernel, whichever mode programmed it.

@@ -14,11 +14,13 @@
 //! | [`proxy`] | the program under test as a guarded child process |
 //! | [`traffic`] | a steady stream of new connections that counts failures |
 //! | [`cases`], [`conformance`] | the case files and the runner that plays them |
+//! | [`apiserver`] | a pretended API server, with every fault on demand |
 //! | [`builders`], [`scale`] | Kubernetes objects as JSON values, few or many |
 //!
 //! All of it works for root and inside an unprivileged user namespace (`unshare -Urn`). The
 //! machine's own network namespace is never changed.
 
+pub mod apiserver;
 pub mod builders;
 pub mod cases;
 pub mod conformance;

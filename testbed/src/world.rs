@@ -174,6 +174,14 @@ impl World {
         Ok(())
     }
 
+    /// Lets the outside refuse TCP connections to service addresses at once.
+    ///
+    /// Whatever gets there was not translated. Without this it would wait for its time-out, and
+    /// the end of an outage could not be seen to the millisecond.
+    pub fn refuse_untranslated(&self) -> Result<()> {
+        self.outside.nft(REFUSE_UNTRANSLATED)
+    }
+
     /// How a connection from `place` to `destination` starts, `source` or the default one.
     pub fn origin(&self, place: Place, source: Option<IpAddr>, destination: IpAddr) -> Origin {
         Origin {
@@ -218,6 +226,17 @@ const QUIET: &[(&str, &str)] = &[
     ("ipv6/conf/default/accept_dad", "0"),
     ("ipv6/icmp/ratelimit", "0"),
 ];
+
+/// Rules of the outside; the ranges are those of [`crate::builders::SERVICE_RANGES`].
+const REFUSE_UNTRANSLATED: &str = "\
+table inet untranslated {
+    chain input {
+        type filter hook input priority 0
+        ip daddr 172.30.0.0/16 reject with tcp reset
+        ip6 daddr fd00:172:30::/108 reject with tcp reset
+    }
+}
+";
 
 /// Settings of the node alone.
 const ROUTER: &[(&str, &str)] = &[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")];

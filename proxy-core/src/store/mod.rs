@@ -127,6 +127,16 @@ impl Store {
         self.families.of_mut(family).take(context, facts, objects, flows)
     }
 
+    /// The flows that may be stale after the rules of this family were missing or wrong for a
+    /// while: all UDP flows of its Services are to be looked at, as after a start.
+    pub fn all_flows(&self, family: IpFamily) -> FlowCleaner {
+        let mut flows = FlowCleaner::new(&self.node_facts(family), &self.interface_addresses);
+        for service in self.services(family) {
+            flows.add_change(None, Some(service));
+        }
+        flows
+    }
+
     /// The Services of this family by name, as of the last [`Store::take_changes`].
     pub fn services(&self, family: IpFamily) -> impl Iterator<Item = &Arc<ResolvedService>> {
         self.families.of(family).resolved().values()

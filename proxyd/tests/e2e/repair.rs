@@ -82,7 +82,6 @@ fn repeated_damage_under_traffic_costs_only_its_moments() -> Result<()> {
 }
 
 #[test]
-#[ignore = "after a repair nobody forgets the flows that began untranslated"]
 fn datagram_flows_that_began_during_the_outage_are_led_right() -> Result<()> {
     let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
     let port = Port { name: "dns", protocol: "UDP", port: 53, target: 8080 };

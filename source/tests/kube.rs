@@ -1,0 +1,10 @@
+//! The source against a pretended API server, with every fault that one can have.
+
+#[path = "kube/cluster.rs"]
+mod cluster;
+#[path = "kube/faults.rs"]
+mod faults;
+#[path = "kube/scale.rs"]
+mod scale;
+#[path = "kube/stream.rs"]
+mod stream;
