@@ -131,8 +131,8 @@ impl OwnPool<'_> {
 /// The hash is kube-proxy's, over the unshortened text, so that the same Service is found under
 /// the same hash in both.
 pub(crate) fn service_port_id(name: &ServicePortName) -> String {
-    // The kernel takes 255 bytes for a set's name; the longest prefix takes 20.
-    const MAX_TEXT: usize = 200;
+    // The kernel takes 255 bytes for a name; the longest prefix is that of `pool-route-`, with 50.
+    const MAX_TEXT: usize = 190;
     let text = format!("{}/{}/{}", name.service, name.protocol.as_str(), name.port);
     let digest = Sha256::digest(text.as_bytes());
     let mut id = String::with_capacity(text.len() + 9);
@@ -168,7 +168,7 @@ fn comment(port: &ServicePortName, kind: FrontendKind) -> Arc<str> {
         text.truncate(end.unwrap_or(0));
         text.push_str("...");
     }
-    text.replace(['"', '\0'], "_").into()
+    text.replace(|c: char| c == '"' || c.is_control(), "_").into()
 }
 
 impl Compiler {
@@ -181,7 +181,7 @@ impl Compiler {
         }
     }
 
-    /// Adds a chain for Services. `rules` is not asked if the chain is shared and known.
+    /// Adds a chain for Services. `rules` is not asked if the chain is known.
     fn service_chain(
         &self,
         name: Arc<str>,
@@ -191,14 +191,16 @@ impl Compiler {
         let build = || Rule::Chain(Arc::new(ChainSpec { base: None, rules: rules() }));
         let (name, spec) = if layout::is_shared_chain(&name) {
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            match known.get_key_value(&name) {
-                Some((name, spec)) => (Arc::clone(name), spec.clone()),
-                None => {
-                    let spec = build();
-                    known.insert(Arc::clone(&name), spec.clone());
-                    (name, spec)
-                }
+            if let Some((name, spec)) = known.get_key_value(&name) {
+                (Arc::clone(name), spec.clone())
+            } else {
+                let spec = build();
+                known.insert(Arc::clone(&name), spec.clone());
+                (name, spec)
             }
+        } else if out.get(&Key::Chain(ChainName(Arc::clone(&name)))).is_some() {
+            // Another frontend of the service port has brought it.
+            return name;
         } else {
             (name, build())
         };
@@ -265,7 +267,7 @@ impl Compiler {
 
     /// Ends the rule unless the address field lies in the range. Whole bytes are compared as
     /// such, like the tools do it, so that a listing shows the range.
-    fn in_range(&self, field: &Expr, range: proxy_core::address::Cidr) -> Vec<Expr> {
+    fn in_range(field: &Expr, range: proxy_core::address::Cidr) -> Vec<Expr> {
         let bits = range.prefix_len();
         let bytes = Self::address_bytes(range.address());
         let whole = usize::from(bits / 8);
@@ -293,7 +295,7 @@ impl Compiler {
     }
 
     /// Ends the rule unless the packet comes from a local pod; `None`: pods are not told.
-    fn from_pod(&self) -> Option<Vec<Expr>> {
+    fn pod_condition(&self) -> Option<Vec<Expr>> {
         let interface = |name: &str, whole: bool| {
             let mut bytes = name.as_bytes().to_vec();
             bytes.truncate(INTERFACE_NAME_LEN - 1);
@@ -306,7 +308,7 @@ impl Compiler {
             ]
         };
         Some(match self.detector.as_ref()? {
-            LocalDetector::Source(range) => self.in_range(&self.source(R0), *range),
+            LocalDetector::Source(range) => Self::in_range(&self.source(R0), *range),
             LocalDetector::Interface(name) => interface(name, true),
             LocalDetector::InterfacePrefix(prefix) => interface(prefix, false),
         })
@@ -371,7 +373,7 @@ impl Compiler {
             out.extend(addresses.iter().map(|ip| (Key::NodePortIp(*ip), Rule::Member)));
         }
         self.check_chains(node, out);
-        self.base_chains(out);
+        Self::base_chains(out);
         let mut bucket = 1;
         while bucket <= layout::STANDING_BUCKET {
             self.pick_chain(Space::Address, PoolKind::Cluster, bucket, out);
@@ -389,7 +391,7 @@ impl Compiler {
         ])];
         unused.extend(node.service_ranges.iter().map(|range| {
             let field = self.destination(R0);
-            rule(concat([self.in_range(&field, *range), vec![verdict(Verdict::Drop)]]))
+            rule(concat([Self::in_range(&field, *range), vec![verdict(Verdict::Drop)]]))
         }));
         let is_tcp = vec![
             Expr::Meta { key: Meta::L4Protocol, to: R0 },
@@ -489,7 +491,7 @@ impl Compiler {
         vec![rule(by_address), rule(by_node_port)]
     }
 
-    fn base_chains(&self, out: &mut Rules) {
+    fn base_chains(out: &mut Rules) {
         use ChainType::{Filter, Nat};
         use Hook::{Forward, Input, Output, Postrouting, Prerouting};
         let new = |target: &str| rule(concat([new_connection(), vec![jump(target)]]));
@@ -539,15 +541,14 @@ impl Compiler {
     }
 
     fn service_port(&self, port: &ResolvedPort, out: &mut Rules) {
-        let own = port.affinity.is_some() || port.frontends.len() > layout::MAX_SHARED_FRONTENDS;
-        let own = own.then(|| OwnPool { id: service_port_id(&port.name), port });
+        let own = has_own_maps(port).then(|| OwnPool { id: service_port_id(&port.name), port });
         let used = used_pools(port.frontends.iter());
         for kind in &used {
             if let Some(own) = &own {
                 self.own_pool(own, *kind, out);
             }
             for endpoint in &port.pool(*kind).endpoints {
-                self.endpoint_of_node(port, endpoint, out);
+                Self::endpoint_of_node(port, endpoint, out);
             }
         }
         for frontend in &port.frontends {
@@ -555,7 +556,7 @@ impl Compiler {
         }
     }
 
-    fn endpoint_of_node(&self, port: &ResolvedPort, endpoint: &Endpoint, out: &mut Rules) {
+    fn endpoint_of_node(port: &ResolvedPort, endpoint: &Endpoint, out: &mut Rules) {
         let (address, protocol) = (endpoint.address, port.name.protocol);
         if endpoint.is_local {
             out.insert(Key::Hairpin(address, protocol, endpoint.port), Rule::Member);
@@ -697,7 +698,15 @@ impl Compiler {
             Route::Reject | Route::Drop => None,
         };
         let targets = [target(routes.pod), target(routes.host), target(routes.outside)];
-        let name = || layout::name(&[layout::RECORD_ROUTE, &own.id]);
+        let word = |route| match route {
+            Route::Forward { pool: PoolKind::Cluster, .. } => "cluster",
+            Route::Forward { pool: PoolKind::Local, .. } => "local",
+            Route::Reject | Route::Drop => "none",
+        };
+        let name = || {
+            let words = [word(routes.pod), word(routes.host), word(routes.outside)].join("-");
+            layout::name(&[layout::RECORD_ROUTE, &words, "-", &own.id])
+        };
         self.by_source(targets, name, out)
     }
 
@@ -729,7 +738,7 @@ impl Compiler {
         };
         let rules = || {
             let mut rules = Vec::new();
-            rules.extend(self.from_pod().map(|from_pod| to(from_pod, &pod)));
+            rules.extend(self.pod_condition().map(|condition| to(condition, &pod)));
             if host != outside {
                 rules.push(to(Self::is_local(FibAddress::Source), &host));
             }
@@ -834,6 +843,11 @@ impl Compiler {
     }
 }
 
+/// Whether a service port's endpoints are in maps of its own, not under each frontend's key.
+pub(crate) fn has_own_maps(port: &ResolvedPort) -> bool {
+    port.affinity.is_some() || port.frontends.len() > layout::MAX_SHARED_FRONTENDS
+}
+
 /// The number of a pool's first endpoint under a frontend's key.
 pub(crate) fn offset(kind: PoolKind) -> u32 {
     match kind {
@@ -869,3 +883,6 @@ fn route_word(port: &ResolvedPort, space: Space<'_>, route: Route) -> String {
     }
     word
 }
+
+#[cfg(test)]
+mod tests;

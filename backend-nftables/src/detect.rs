@@ -14,10 +14,12 @@ use crate::model::{Key, Rule, RuleSpec};
 use crate::table::netlink_error;
 use crate::wire::Writer;
 
-/// Name of the table that is tried. It never comes to exist.
-const PROBE: &str = "proxyd-probe";
-/// Name of a table whose deletion fails, so that nothing of the trial is kept.
-const ABSENT: &str = "proxyd-absent";
+/// Names of the table that is tried, which never comes to exist, and of one whose deletion fails,
+/// so that nothing of the trial is kept. Nobody else has tables of these names.
+fn names() -> (String, String) {
+    let process = std::process::id();
+    (format!("proxyd-probe-{process}"), format!("proxyd-absent-{process}"))
+}
 
 /// Tries whether this kernel takes everything the table is made of. Nothing is changed.
 ///
@@ -55,11 +57,12 @@ pub fn detect(config: &TableConfig) -> Result<(), TableError> {
         }
         // Without the failure the trial's table exists now.
         Ok(()) => {
-            let writer = Writer { family: config.family, table: PROBE };
+            let (probe, _) = names();
+            let writer = Writer { family: config.family, table: &probe };
             let mut batch = Batch::new(Subsystem::NFTABLES, None);
             writer.delete_table(&mut batch);
             let removed = socket.commit(&mut batch);
-            let operation = format!("try nftables without effect; table {PROBE} was removed");
+            let operation = format!("try nftables without effect; table {probe} was removed");
             let error = TableError::new(TableErrorKind::Unsupported, operation);
             Err(match removed {
                 Ok(()) => error,
@@ -85,7 +88,8 @@ struct Trial {
 
 impl Trial {
     fn new(config: &TableConfig) -> Self {
-        let writer = Writer { family: config.family, table: PROBE };
+        let (probe, absent) = names();
+        let writer = Writer { family: config.family, table: &probe };
         let mut trial = Self { batch: Batch::new(Subsystem::NFTABLES, None), features: Vec::new() };
         writer.table(&mut trial.batch);
         trial.needs(&format!("tables of family {}", config.family));
@@ -114,7 +118,7 @@ impl Trial {
                 _ => {}
             }
         }
-        Writer { family: config.family, table: ABSENT }.delete_table(&mut trial.batch);
+        Writer { family: config.family, table: &absent }.delete_table(&mut trial.batch);
         trial.needs("nothing");
         trial
     }

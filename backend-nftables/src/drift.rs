@@ -1,6 +1,7 @@
 //! Hearing that somebody else changed the table.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 use node_sys::netlink::{AsyncListener, Event, Listener, Protocol};
@@ -15,6 +16,33 @@ use crate::wire;
 /// At most this many damaged objects are named.
 const MAX_NAMED: usize = 8;
 
+/// Port ids of the sockets that this process writes tables with. The table of one family must not
+/// hear the other's: a large write would overrun its listener.
+static OWN_PORTS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// A place in the list of our own port ids, for as long as the socket is open.
+#[derive(Debug)]
+pub(crate) struct OwnPort(u32);
+
+impl OwnPort {
+    /// Enters a socket's port id.
+    pub(crate) fn enter(port: u32) -> Self {
+        OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
+        Self(port)
+    }
+
+    fn all() -> Vec<u32> {
+        let ports = OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.iter().copied().collect()
+    }
+}
+
+impl Drop for OwnPort {
+    fn drop(&mut self) {
+        OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
 /// Listens to the kernel's notifications about our table, without those we cause.
 #[derive(Debug)]
 pub(crate) struct TableMonitor {
@@ -23,11 +51,11 @@ pub(crate) struct TableMonitor {
 }
 
 impl TableMonitor {
-    /// Listens for changes by other sockets than the one with this port id.
-    pub(crate) fn open(family: IpFamily, own_port: u32) -> Result<Self, TableError> {
+    /// Listens for changes by other sockets than those of this process.
+    pub(crate) fn open(family: IpFamily) -> Result<Self, TableError> {
         let open = || {
             let listener = Listener::open(Protocol::NETFILTER, &[])?;
-            listener.ignore_ports(&[own_port])?;
+            listener.ignore_ports(&OwnPort::all())?;
             listener.join(GROUP_NFTABLES)?;
             AsyncListener::new(listener)
         };

@@ -131,7 +131,7 @@ impl Verdict {
     }
 
     /// Reads the contents of a data attribute.
-    pub(crate) fn read(data: Attributes<'_>) -> Option<Self> {
+    pub(crate) fn read(data: &Attributes<'_>) -> Option<Self> {
         let verdict = data.get(data::VERDICT)?.nested();
         let code = verdict.get(data::VERDICT_CODE)?.u32_be()?.cast_signed();
         let chain = || Some(Arc::from(verdict.get(data::VERDICT_CHAIN)?.str()?));
@@ -463,16 +463,16 @@ impl Expr {
     }
 
     /// Reads an element of a rule's list.
-    pub(crate) fn read(element: Attributes<'_>, family: IpFamily) -> Self {
+    pub(crate) fn read(element: &Attributes<'_>, family: IpFamily) -> Self {
         let name = element.get(expr::NAME).and_then(|name| name.str()).unwrap_or_default();
         element
             .get(expr::DATA)
             .map(|data| data.nested())
-            .and_then(|data| Self::read_data(name, data, family))
+            .and_then(|data| Self::read_data(name, &data, family))
             .unwrap_or_else(|| Self::Unknown(name.to_owned()))
     }
 
-    fn read_data(name: &str, data: Attributes<'_>, family: IpFamily) -> Option<Self> {
+    fn read_data(name: &str, data: &Attributes<'_>, family: IpFamily) -> Option<Self> {
         let number = |attribute| data.get(attribute)?.u32_be();
         let register = |attribute| Register::from_number(number(attribute)?);
         let bytes = |attribute| Some(data.get(attribute)?.nested().get(VALUE)?.payload.to_vec());
@@ -526,13 +526,13 @@ impl Expr {
                 xor: bytes(expr::BITWISE_XOR)?,
             },
             "immediate" if number(expr::IMMEDIATE_DREG)? == VERDICT_REGISTER => {
-                Self::Verdict(Verdict::read(data.get(expr::IMMEDIATE_DATA)?.nested())?)
+                Self::Verdict(Verdict::read(&data.get(expr::IMMEDIATE_DATA)?.nested())?)
             }
             _ => return Self::read_action(name, data, family),
         })
     }
 
-    fn read_action(name: &str, data: Attributes<'_>, family: IpFamily) -> Option<Self> {
+    fn read_action(name: &str, data: &Attributes<'_>, family: IpFamily) -> Option<Self> {
         let number = |attribute| data.get(attribute)?.u32_be();
         let register = |attribute| Register::from_number(number(attribute)?);
         let text = |attribute| Some(Arc::from(data.get(attribute)?.str()?));
@@ -577,3 +577,6 @@ impl Expr {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ mod drift;
 mod expr;
 mod layout;
 mod model;
+mod ranges;
 mod table;
 mod transaction;
 mod uapi;

@@ -36,6 +36,9 @@ pub enum Key {
     Table,
     /// A set or map.
     Set(Arc<str>),
+    /// Element of a service port's own endpoint map: a numbered endpoint. They come before the
+    /// chain that draws one of them, which is changed when there are more of them than before.
+    PoolEndpoint(Arc<str>, Protocol, u32),
     /// A chain with its rules.
     Chain(ChainName),
     /// A client that a service port with affinity remembers, though its endpoint is gone. It is
@@ -56,8 +59,6 @@ pub enum Key {
     AffinityEndpoint(IpAddr, Protocol, u16),
     /// Element of `service-endpoints` or `nodeport-endpoints`: a numbered endpoint of a frontend.
     Endpoint(FrontendKey, u32),
-    /// Element of a service port's own endpoint map: a numbered endpoint.
-    PoolEndpoint(Arc<str>, Protocol, u32),
     /// Element of `source-ranges`: sources that a frontend admits.
     SourceRange(Box<(FrontendKey, Cidr)>),
     /// Element of `affinity-services` or `affinity-nodeports`: where to remember clients.

@@ -15,10 +15,11 @@ use proxy_core::resolved::{PoolKind, ResolvedPort, ResolvedService};
 use proxy_core::rules::{Change, RuleDelta, RuleSet};
 use proxy_core::table::{DriftSignal, ServiceTable, TableError, TableErrorKind};
 
-use crate::compile::{Compiler, Rules, TableConfig, offset, service_port_id};
-use crate::drift::TableMonitor;
+use crate::compile::{Compiler, Rules, TableConfig, has_own_maps, offset, service_port_id};
+use crate::drift::{OwnPort, TableMonitor};
 use crate::layout::{self, TABLE};
 use crate::model::{ChainName, ChainSpec, Key, Rule, SetSpec};
+use crate::ranges::{InstalledRanges, source_range};
 use crate::transaction::{self, Transaction};
 use crate::uapi::{chain, element, msg, rule, set};
 use crate::wire::{self, ListedSet, Writer};
@@ -40,8 +41,12 @@ pub struct NftablesTable {
     family: IpFamily,
     compiler: Compiler,
     socket: Socket,
+    _own_port: OwnPort,
     /// Maps that remember clients, as far as known.
     affinity_maps: BTreeSet<Arc<str>>,
+    /// Source ranges that are installed.
+    ranges: InstalledRanges,
+    max_batch: usize,
     /// Whether what is installed cannot be changed into what is wanted, only replaced.
     rebuild: bool,
 }
@@ -54,8 +59,11 @@ impl NftablesTable {
         Ok(Self {
             family: config.family,
             compiler: Compiler::new(config),
+            _own_port: OwnPort::enter(socket.port()),
             socket,
             affinity_maps: BTreeSet::new(),
+            ranges: InstalledRanges::default(),
+            max_batch: MAX_BATCH,
             rebuild: false,
         })
     }
@@ -66,23 +74,28 @@ impl NftablesTable {
 
     // === reading ===
 
-    fn dump(
+    /// Lists objects; `each` adds what a message tells to the result.
+    fn dump<T: Default>(
         &mut self,
         command: u8,
         what: &str,
         write: impl Fn(&mut MessageBuffer),
-        mut each: impl FnMut(&Message<'_>),
-    ) -> Result<(), TableError> {
+        mut each: impl FnMut(&mut T, &Message<'_>),
+    ) -> Result<T, TableError> {
         let family = self.family;
         retry_interrupted(MAX_DUMPS, || {
+            // A list that was interrupted may repeat or miss objects: begin from nothing.
+            let mut result = T::default();
             let sequence = self.socket.next_sequence();
             let request = wire::dump_request(command, sequence, family, &write);
-            self.socket.dump(&request, &mut each)
+            self.socket.dump(&request, |message| each(&mut result, message))?;
+            Ok(result)
         })
         .map_err(|error| netlink_error(&format!("list {what} of table {TABLE}"), error))
     }
 
     fn observe_now(&mut self) -> Result<Rules, TableError> {
+        self.ranges = InstalledRanges::default();
         let Some(table) = self.observe_table()? else {
             self.rebuild = false;
             return Ok(RuleSet::new());
@@ -96,7 +109,9 @@ impl NftablesTable {
         for ListedSet { name, spec } in &sets {
             let make = Make::of(name, spec.as_ref());
             if make == Make::Ours {
-                readable &= self.observe_elements(name, &mut objects)?;
+                let elements = self.observe_elements(name)?;
+                readable &= !elements.has_stranger;
+                objects.extend(elements.objects);
             }
             readable &= make != Make::Changed;
             // A stranger is only ever removed, so its make does not matter.
@@ -113,30 +128,30 @@ impl NftablesTable {
         }
         self.observe_chains(&mut objects)?;
         forget_served_clients(&mut objects);
+        self.ranges = objects.iter().filter_map(|(key, _)| source_range(key)).collect();
         self.affinity_maps =
             sets.into_iter().map(|set| set.name).filter(|name| is_affinity_map(name)).collect();
         Ok(objects.into_iter().collect())
     }
 
     fn observe_table(&mut self) -> Result<Option<Rule>, TableError> {
-        let mut found = None;
         self.dump(
             msg::GETTABLE,
             "name",
             |_| {},
-            |message| found = wire::read_table(message, TABLE).or_else(|| found.take()),
-        )?;
-        Ok(found)
+            |found: &mut Option<Rule>, message| {
+                *found = wire::read_table(message, TABLE).or_else(|| found.take());
+            },
+        )
     }
 
     fn observe_sets(&mut self) -> Result<Vec<ListedSet>, TableError> {
         let family = self.family;
-        let mut sets = BTreeMap::new();
-        self.dump(
+        let sets = self.dump(
             msg::GETSET,
             "sets",
             |out| out.attr_str(set::TABLE, TABLE),
-            |message| {
+            |sets: &mut BTreeMap<_, _>, message| {
                 if let Some(set) = wire::read_set(message, TABLE, family) {
                     sets.insert(Arc::clone(&set.name), set);
                 }
@@ -145,14 +160,25 @@ impl NftablesTable {
         Ok(sets.into_values().collect())
     }
 
-    /// Reads a set's elements; returns whether all of them could be named.
-    fn observe_elements(
-        &mut self,
-        name: &Arc<str>,
-        objects: &mut Vec<(Key, Rule)>,
-    ) -> Result<bool, TableError> {
+    /// Reads a set's elements, in order of their keys.
+    ///
+    /// After much was added, the kernel goes on enlarging its hash table in the background. A
+    /// list that is read meanwhile is not marked as interrupted, yet repeats elements, and misses
+    /// as many others.
+    fn observe_elements(&mut self, name: &Arc<str>) -> Result<Elements, TableError> {
+        for _ in 0..MAX_DUMPS {
+            let mut elements = self.list_elements(name)?;
+            elements.objects.sort_unstable_by(|(key, _), (other, _)| key.cmp(other));
+            if elements.objects.is_sorted_by(|(key, _), (next, _)| key < next) {
+                return Ok(elements);
+            }
+        }
+        let operation = format!("list elements of set {name} of table {TABLE}, which grows");
+        Err(TableError::new(TableErrorKind::Transient, operation))
+    }
+
+    fn list_elements(&mut self, name: &Arc<str>) -> Result<Elements, TableError> {
         let family = self.family;
-        let mut readable = true;
         self.dump(
             msg::GETSETELEM,
             &format!("elements of set {name}"),
@@ -160,33 +186,32 @@ impl NftablesTable {
                 out.attr_str(element::LIST_TABLE, TABLE);
                 out.attr_str(element::LIST_SET, name);
             },
-            |message| {
+            |elements: &mut Elements, message| {
                 for element in wire::listed_elements(message) {
-                    match wire::read_element(name, element.nested(), family) {
-                        Some(object) => objects.push(object),
-                        None => readable = false,
+                    match wire::read_element(name, &element.nested(), family) {
+                        Some(object) => elements.objects.push(object),
+                        None => elements.has_stranger = true,
                     }
                 }
             },
-        )?;
-        Ok(readable)
+        )
     }
 
     fn observe_chains(&mut self, objects: &mut Vec<(Key, Rule)>) -> Result<(), TableError> {
         let family = self.family;
-        let mut chains: BTreeMap<ChainName, ChainSpec> = BTreeMap::new();
-        self.dump(
+        let mut chains = self.dump(
             msg::GETCHAIN,
             "chains",
             |out| out.attr_str(chain::TABLE, TABLE),
-            |message| chains.extend(wire::read_chain(message, TABLE)),
+            |chains: &mut BTreeMap<ChainName, ChainSpec>, message| {
+                chains.extend(wire::read_chain(message, TABLE));
+            },
         )?;
-        let mut rules = Vec::new();
-        self.dump(
+        let rules = self.dump(
             msg::GETRULE,
             "rules",
             |out| out.attr_str(rule::TABLE, TABLE),
-            |message| rules.extend(wire::read_rule(message, TABLE, family)),
+            |rules: &mut Vec<_>, message| rules.extend(wire::read_rule(message, TABLE, family)),
         )?;
         for (name, rule) in rules {
             if let Some(chain) = chains.get_mut(&name) {
@@ -206,16 +231,19 @@ impl NftablesTable {
             let operation = format!("change the make of a set of table {TABLE}");
             return Err(TableError::new(TableErrorKind::OutOfSync, operation));
         }
-        let limit = self.socket.max_send();
-        let limit = if self.rebuild { limit } else { limit.min(MAX_BATCH) };
-        let (at_once, later) = transaction::split(delta);
+        let limit = if self.rebuild { self.socket.max_send() } else { self.send_limit() };
+        let overlapped = self.ranges.overlapped(delta);
+        let (mut at_once, later) = transaction::split(delta);
+        at_once.retain(|change| !self.ranges.is_removed(change));
+        let at_once = transaction::join_ranges(at_once, &overlapped);
         self.send(&at_once, limit, self.rebuild)?;
         self.rebuild = false;
+        self.ranges.note(delta, &overlapped);
         self.note_affinity_maps(delta);
         for (map, gone) in gone_endpoints(delta, &self.affinity_maps) {
-            self.purge(&map, &gone)?;
+            self.purge(&map, gone)?;
         }
-        match self.send(&later, limit, false) {
+        match self.send_removals(&later, limit) {
             // Older kernels let go of a chain some time after the commit that took away the last
             // way to it. Nothing leads there any more; the next full comparison removes it.
             Err(error) if error.kind() == TableErrorKind::OutOfSync => {
@@ -239,6 +267,29 @@ impl NftablesTable {
         })
     }
 
+    fn send_removals(
+        &mut self,
+        steps: &[&Change<Key, Rule>],
+        limit: usize,
+    ) -> Result<(), TableError> {
+        let writer = self.writer();
+        transaction::write_removals(&writer, steps, limit, |transaction| {
+            let result = self.socket.commit(&mut transaction.batch);
+            result.map_err(|error| commit_error(error, transaction, steps))
+        })
+    }
+
+    /// Bytes of the largest batch.
+    fn send_limit(&self) -> usize {
+        self.socket.max_send().min(self.max_batch)
+    }
+
+    /// Splits large changes at about this many bytes, for tests of what is between the parts.
+    #[doc(hidden)]
+    pub fn set_max_batch(&mut self, bytes: usize) {
+        self.max_batch = bytes;
+    }
+
     fn note_affinity_maps(&mut self, delta: &RuleDelta<Key, Rule>) {
         for change in &delta.changes {
             match change {
@@ -254,11 +305,22 @@ impl NftablesTable {
     }
 
     /// Makes a map forget the clients of endpoints that are gone.
-    fn purge(&mut self, map: &Arc<str>, gone: &BTreeSet<(IpAddr, u16)>) -> Result<(), TableError> {
-        let limit = self.socket.max_send().min(MAX_BATCH);
+    fn purge(
+        &mut self,
+        map: &Arc<str>,
+        mut gone: BTreeSet<(IpAddr, u16)>,
+    ) -> Result<(), TableError> {
+        // An endpoint that changed its number may have got the new one in an earlier commit.
+        if let Some(endpoints) = endpoints_of(map) {
+            for (_, rule) in self.observe_elements(&endpoints)?.objects {
+                if let Rule::Endpoint(address, port) = rule {
+                    gone.remove(&(address, port));
+                }
+            }
+        }
+        let limit = self.send_limit();
         for _ in 0..MAX_PURGES {
-            let mut clients = Vec::new();
-            self.observe_elements(map, &mut clients)?;
+            let mut clients = self.observe_elements(map)?.objects;
             clients.retain(|(_, rule)| {
                 matches!(rule, Rule::Endpoint(address, port) if gone.contains(&(*address, *port)))
             });
@@ -280,7 +342,16 @@ impl NftablesTable {
 }
 
 fn is_affinity_map(name: &str) -> bool {
-    name.starts_with(layout::POOL_AFFINITY) && name.contains('/')
+    let fixed = [layout::AFFINITY_ENDPOINTS, layout::AFFINITY_SERVICES, layout::AFFINITY_NODEPORTS];
+    name.starts_with(layout::POOL_AFFINITY) && !fixed.contains(&name)
+}
+
+/// Elements of a set as listed.
+#[derive(Default)]
+struct Elements {
+    objects: Vec<(Key, Rule)>,
+    /// Whether there are elements that cannot be named.
+    has_stranger: bool,
 }
 
 /// What a listed set is, by its name and make.
@@ -466,8 +537,6 @@ impl ServiceTable for NftablesTable {
         port: &ResolvedPort,
         pool: PoolKind,
     ) -> Vec<(usize, (IpAddr, u16))> {
-        let first = offset(pool);
-        let last = first + (layout::LOCAL_OFFSET - 1);
         let read = |range: std::ops::RangeInclusive<Key>, first: u32| {
             let numbered = installed.range(range).filter_map(|(key, rule)| {
                 let (Key::Endpoint(_, number) | Key::PoolEndpoint(_, _, number)) = key else {
@@ -479,18 +548,20 @@ impl ServiceTable for NftablesTable {
             });
             numbered.collect::<Vec<_>>()
         };
-        for frontend in &port.frontends {
-            let key = |number| Key::Endpoint(frontend.key, number);
-            let numbers = read(key(first)..=key(last), first);
-            if !numbers.is_empty() {
-                return numbers;
-            }
+        if has_own_maps(port) {
+            let id = service_port_id(&port.name);
+            let map = layout::name(&[layout::POOL_ENDPOINTS, layout::pool_infix(pool), &id]);
+            let protocol = port.name.protocol;
+            let key = |number| Key::PoolEndpoint(Arc::clone(&map), protocol, number);
+            return read(key(0)..=key(u32::MAX), 0);
         }
-        let id = service_port_id(&port.name);
-        let map = layout::name(&[layout::POOL_ENDPOINTS, layout::pool_infix(pool), &id]);
-        let protocol = port.name.protocol;
-        let key = |number| Key::PoolEndpoint(Arc::clone(&map), protocol, number);
-        read(key(0)..=key(u32::MAX), 0)
+        let first = offset(pool);
+        let last = first + (layout::LOCAL_OFFSET - 1);
+        let numbers = port.frontends.iter().map(|frontend| {
+            let key = |number| Key::Endpoint(frontend.key, number);
+            read(key(first)..=key(last), first)
+        });
+        numbers.into_iter().find(|numbers| !numbers.is_empty()).unwrap_or_default()
     }
 
     async fn observe(&mut self) -> Result<Rules, TableError> {
@@ -512,6 +583,7 @@ impl ServiceTable for NftablesTable {
         writer.table(&mut batch);
         writer.delete_table(&mut batch);
         self.affinity_maps.clear();
+        self.ranges = InstalledRanges::default();
         self.socket.commit(&mut batch).map_err(|error| {
             let kind = match &error {
                 _ if error.is_permission() => TableErrorKind::Permission,
@@ -522,7 +594,7 @@ impl ServiceTable for NftablesTable {
     }
 
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {
-        let monitor = TableMonitor::open(self.family, self.socket.port())?;
+        let monitor = TableMonitor::open(self.family)?;
         Ok(Some(Box::new(monitor)))
     }
 }

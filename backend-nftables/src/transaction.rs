@@ -1,9 +1,12 @@
 //! From steps to netlink batches.
 
+use std::collections::BTreeSet;
+
 use node_sys::netlink::{Batch, Subsystem};
 use proxy_core::rules::{Change, RuleDelta};
 
 use crate::model::{ChainSpec, Key, Rule};
+use crate::ranges::source_range;
 use crate::uapi::msg;
 use crate::wire::{Writer, set_of};
 
@@ -12,6 +15,9 @@ use crate::wire::{Writer, set_of};
 const RUN: usize = 128;
 /// Room for a run, or for a chain with its rules.
 const RESERVE: usize = 128 << 10;
+
+/// Steps to take.
+pub(crate) type Steps<'a> = Vec<&'a Change<Key, Rule>>;
 
 /// A batch, and which steps its messages are for.
 pub(crate) struct Transaction {
@@ -76,10 +82,53 @@ pub(crate) fn write<E>(
     if transaction.batch.is_empty() { Ok(()) } else { commit(&mut transaction) }
 }
 
+/// Removes chains and sets: first the rules, which refer to both, then sets, whose elements refer
+/// to chains, then chains.
+pub(crate) fn write_removals<E>(
+    writer: &Writer<'_>,
+    steps: &[&Change<Key, Rule>],
+    limit: usize,
+    mut commit: impl FnMut(&mut Transaction) -> Result<(), E>,
+) -> Result<(), E> {
+    let limit = limit.saturating_sub(RESERVE).max(RESERVE);
+    let mut transaction = Transaction::new();
+    let passes: [fn(&Writer<'_>, &Key, &mut Batch); 3] = [
+        |writer, key, batch| {
+            if let Key::Chain(name) = key {
+                writer.flush_chain(&name.0, batch);
+            }
+        },
+        |writer, key, batch| {
+            if let Key::Set(name) = key {
+                writer.delete_set(name, batch);
+            }
+        },
+        |writer, key, batch| {
+            if let Key::Chain(name) = key {
+                writer.delete_chain(&name.0, batch);
+            }
+        },
+    ];
+    for pass in passes {
+        for (index, step) in steps.iter().enumerate() {
+            if transaction.batch.len() > limit {
+                commit(&mut transaction)?;
+                transaction = Transaction::new();
+            }
+            pass(writer, step.key(), &mut transaction.batch);
+            transaction.close(index);
+        }
+    }
+    if transaction.batch.is_empty() { Ok(()) } else { commit(&mut transaction) }
+}
+
 /// The steps at the start that are about elements of one set, all additions and replacements or
-/// all removals; empty if the first is no such step.
+/// all removals (both, for source ranges); empty if the first is no such step.
 fn run_of<'a, 'c>(delta: &'a [&'c Change<Key, Rule>]) -> &'a [&'c Change<Key, Rule>] {
-    let kind = |change: &Change<Key, Rule>| matches!(change, Change::Remove { .. });
+    // Ranges may overlap those they replace, so these have to go right before.
+    let kind = |change: &Change<Key, Rule>| {
+        matches!(change, Change::Remove { .. }) && !matches!(change.key(), Key::SourceRange(_))
+    };
     let Some((first, set)) = delta.first().and_then(|first| Some((first, set_of(first.key())?)))
     else {
         return &[];
@@ -127,14 +176,8 @@ fn write_object(writer: &Writer<'_>, change: &Change<Key, Rule>, batch: &mut Bat
             }
             _ => add_object(writer, key, new, batch),
         },
-        Change::Remove { key, .. } => match key {
-            Key::Chain(name) => {
-                writer.flush_chain(&name.0, batch);
-                writer.delete_chain(&name.0, batch);
-            }
-            Key::Set(name) => drop_count(writer.delete_set(name, batch)),
-            _ => drop_count(writer.delete_table(batch)),
-        },
+        // Chains and sets are removed by `write_removals`.
+        Change::Remove { .. } => drop_count(writer.delete_table(batch)),
     }
 }
 
@@ -161,10 +204,34 @@ fn drop_count(_number: u32) {}
 /// Steps that may be taken at once, and those that have to wait until the kernel has let go of
 /// what refers to their objects: up to Linux 6.2 a chain cannot be deleted in the batch that
 /// deletes the map element that leads to it.
-pub(crate) fn split(
-    delta: &RuleDelta<Key, Rule>,
-) -> (Vec<&Change<Key, Rule>>, Vec<&Change<Key, Rule>>) {
+pub(crate) fn split(delta: &RuleDelta<Key, Rule>) -> (Steps<'_>, Steps<'_>) {
     delta.changes.iter().partition(|change| {
         !matches!(change, Change::Remove { key: Key::Chain(_) | Key::Set(_), .. })
     })
 }
+
+/// Moves removals of source ranges, and the `overlapped` ones, to the additions for the same
+/// frontend: the kernel takes no range that overlaps another one, so the old ones have to go
+/// first, and in the same batch.
+pub(crate) fn join_ranges<'c>(
+    steps: Vec<&'c Change<Key, Rule>>,
+    overlapped: &'c [Change<Key, Rule>],
+) -> Vec<&'c Change<Key, Rule>> {
+    let is_range = |change: &&Change<Key, Rule>| source_range(change.key()).is_some();
+    let is_addition = |change: &&Change<Key, Rule>| !matches!(change, Change::Remove { .. });
+    let frontend = |change: &Change<Key, Rule>| Some(source_range(change.key())?.0);
+    let added: BTreeSet<_> = steps.iter().filter(|c| is_addition(c)).map(|c| frontend(c)).collect();
+    let Some(place) = steps.iter().position(|change| is_range(change) && is_addition(change))
+    else {
+        return steps;
+    };
+    let (mut ranges, mut steps): (Vec<_>, Vec<_>) =
+        steps.into_iter().partition(|change| is_range(change) && added.contains(&frontend(change)));
+    ranges.extend(overlapped);
+    ranges.sort_by_key(|change| (frontend(change), is_addition(change)));
+    steps.splice(place..place, ranges);
+    steps
+}
+
+#[cfg(test)]
+mod tests;

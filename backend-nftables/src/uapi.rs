@@ -75,6 +75,7 @@ pub(crate) mod set {
     pub(crate) const FIELD_LEN: u16 = 1;
 
     /// `enum nft_set_flags`.
+    pub(crate) const FLAG_ANONYMOUS: u32 = 0x1;
     pub(crate) const FLAG_INTERVAL: u32 = 0x4;
     pub(crate) const FLAG_MAP: u32 = 0x8;
     pub(crate) const FLAG_TIMEOUT: u32 = 0x10;

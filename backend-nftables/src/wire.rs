@@ -372,18 +372,17 @@ impl SetSpec {
             out.attr_u32_be(set::DESC_SIZE, size);
         }
         if self.interval {
-            out.nested(set::DESC_CONCAT, |out| {
-                for part in &self.key {
-                    out.nested(LIST_ELEMENT, |out| {
-                        out.attr_u32_be(set::FIELD_LEN, part.own_len(family));
-                    });
-                }
-            });
+            let fields = out.begin_nested(set::DESC_CONCAT);
+            for part in &self.key {
+                let len = part.own_len(family);
+                out.nested(LIST_ELEMENT, |out| out.attr_u32_be(set::FIELD_LEN, len));
+            }
+            out.end_nested(fields);
         }
     }
 
     /// Reads the make of a set; `None` if it is none that this program writes.
-    fn read(attributes: Attributes<'_>, family: IpFamily) -> Option<Self> {
+    fn read(attributes: &Attributes<'_>, family: IpFamily) -> Option<Self> {
         let number = |attribute| attributes.get(attribute)?.u32_be();
         let flags = number(set::FLAGS).unwrap_or(0);
         let data = match number(set::DATA_TYPE) {
@@ -433,7 +432,7 @@ impl Base {
         out.attr_u32_be(chain::POLICY, data::ACCEPT.cast_unsigned());
     }
 
-    fn read(attributes: Attributes<'_>) -> Option<Self> {
+    fn read(attributes: &Attributes<'_>) -> Option<Self> {
         let hook = attributes.get(chain::HOOK)?.nested();
         let number = hook.get(chain::HOOK_NUMBER)?.u32_be()?;
         let accepts = attributes.get(chain::POLICY).and_then(|policy| policy.u32_be())
@@ -500,11 +499,13 @@ pub(crate) fn read_table(message: &Message<'_>, name: &str) -> Option<Rule> {
 /// Reads a set message about a named set of `table`.
 pub(crate) fn read_set(message: &Message<'_>, table: &str, family: IpFamily) -> Option<ListedSet> {
     let attributes = message.netfilter_attributes();
-    if attributes.get(set::TABLE)?.str()? != table {
+    let flags = attributes.get(set::FLAGS).and_then(|flags| flags.u32_be()).unwrap_or(0);
+    // An anonymous set belongs to a rule and goes with it.
+    if attributes.get(set::TABLE)?.str()? != table || flags & set::FLAG_ANONYMOUS != 0 {
         return None;
     }
     let name = attributes.get(set::NAME)?.str()?.into();
-    Some(ListedSet { name, spec: SetSpec::read(attributes, family) })
+    Some(ListedSet { name, spec: SetSpec::read(&attributes, family) })
 }
 
 /// Reads a chain message about `table`: its name and base.
@@ -514,7 +515,7 @@ pub(crate) fn read_chain(message: &Message<'_>, table: &str) -> Option<(ChainNam
         return None;
     }
     let name = ChainName(attributes.get(chain::NAME)?.str()?.into());
-    Some((name, ChainSpec { base: Base::read(attributes), rules: Vec::new() }))
+    Some((name, ChainSpec { base: Base::read(&attributes), rules: Vec::new() }))
 }
 
 /// Reads a rule message about `table`: its chain and itself.
@@ -529,7 +530,7 @@ pub(crate) fn read_rule(
     }
     let name = ChainName(attributes.get(rule::CHAIN)?.str()?.into());
     let exprs: Vec<Expr> = attributes.get(rule::EXPRESSIONS).map_or_else(Vec::new, |list| {
-        list.nested().map(|element| Expr::read(element.nested(), family)).collect()
+        list.nested().map(|element| Expr::read(&element.nested(), family)).collect()
     });
     let comment = attributes
         .get(rule::USERDATA)
@@ -587,7 +588,7 @@ impl Reader<'_> {
 /// named, so its whole set has to be made anew.
 pub(crate) fn read_element(
     set: &Arc<str>,
-    element: Attributes<'_>,
+    element: &Attributes<'_>,
     family: IpFamily,
 ) -> Option<(Key, Rule)> {
     let value = |attribute| Some(element.get(attribute)?.nested().get(data::VALUE)?.payload);
@@ -634,7 +635,7 @@ pub(crate) fn read_element(
     Some((object, read_data(element, family)?))
 }
 
-fn read_data(element: Attributes<'_>, family: IpFamily) -> Option<Rule> {
+fn read_data(element: &Attributes<'_>, family: IpFamily) -> Option<Rule> {
     let Some(data) = element.get(element::DATA) else { return Some(Rule::Member) };
     let data = data.nested();
     if let Some(value) = data.get(data::VALUE) {
@@ -645,7 +646,7 @@ fn read_data(element: Attributes<'_>, family: IpFamily) -> Option<Rule> {
         .get(element::USERDATA)
         .and_then(|data| read_comment(data.payload))
         .unwrap_or_default();
-    let verdict = Verdict::read(data)?;
+    let verdict = Verdict::read(&data)?;
     Some(Rule::Verdict(Arc::new(Action { verdict, comment: comment.into() })))
 }
 
@@ -721,3 +722,6 @@ pub(crate) fn changing_process(message: &Message<'_>) -> Option<String> {
     let id = attributes.get(uapi::generation::PROCESS_ID)?.u32_be()?;
     Some(format!("{name} (pid {id})"))
 }
+
+#[cfg(test)]
+mod tests;
