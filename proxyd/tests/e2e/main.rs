@@ -4,6 +4,7 @@
 //! they fail instead. Figures that are measured are printed (`--nocapture` shows them).
 
 mod bad_input;
+mod cluster;
 mod foreign;
 mod health;
 mod node;
