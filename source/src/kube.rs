@@ -344,7 +344,7 @@ impl Follower<'_> {
         }
         *is_well = true;
         self.outlet.well(&self.reflector).await?;
-        Ok(next_chunk(body, silence - steady).await?)
+        Ok(next_chunk(body, silence.saturating_sub(steady)).await?)
     }
 
     async fn take_line(&mut self, line: &[u8]) -> Result<(), Over> {

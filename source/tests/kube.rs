@@ -1,4 +1,5 @@
 //! The source against a pretended API server, with every fault that one can have.
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests fail and tell")]
 
 #[path = "kube/cluster.rs"]
 mod cluster;

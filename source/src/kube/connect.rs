@@ -1,12 +1,13 @@
 //! The way to the API server: whose word to take, how to prove who we are, through which proxy.
 
+use std::fmt::Display;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::kube::client::{Body, ClientBuilder, ConfigExt as _, RustlsTlsError};
-use ::kube::config::{InClusterError, Kubeconfig, KubeconfigError};
+use ::kube::client::{AuthError, Body, ClientBuilder, ConfigExt as _, RustlsTlsError};
+use ::kube::config::{Cluster, InClusterError, Kubeconfig, KubeconfigError};
 use ::kube::{Client, Config};
 use http::uri::InvalidUri;
 use http::{HeaderValue, Uri, header};
@@ -94,7 +95,7 @@ pub struct Reason(String);
 
 impl Reason {
     // These errors' texts hold their causes' already.
-    fn new(text: impl ToString) -> Self {
+    fn new(text: impl Display) -> Self {
         Self(text.to_string())
     }
 }
@@ -103,8 +104,9 @@ impl Reason {
 
 /// Reads what the settings name.
 pub(super) fn load(settings: &KubeConnection) -> Result<Config, SourceError> {
+    let mut authority = String::new();
     let mut config = match (&settings.kubeconfig, &settings.master) {
-        (Some(path), _) => from_kubeconfig(path)?,
+        (Some(path), _) => from_kubeconfig(path, &mut authority)?,
         (None, Some(_)) => Config::new(Uri::default()),
         (None, None) => Config::incluster().map_err(|error| in_cluster(&error))?,
     };
@@ -114,7 +116,7 @@ pub(super) fn load(settings: &KubeConnection) -> Result<Config, SourceError> {
     if config.proxy_url.is_none() {
         config.proxy_url = proxy_from_environment(&config.cluster_url);
     }
-    check(&config, settings)?;
+    check(&config, settings, authority)?;
     read_token(&mut config)?;
     // Failures have one owner: the reflector, which also knows when to try again.
     config.default_retry = false;
@@ -141,22 +143,28 @@ fn address(text: &str) -> Result<Uri, SourceError> {
     }
 }
 
-fn from_kubeconfig(path: &Path) -> Result<Config, SourceError> {
+/// Reads a kubeconfig. `authority` becomes a name for the certificates that the server's is to be
+/// signed with.
+fn from_kubeconfig(path: &Path, authority: &mut String) -> Result<Config, SourceError> {
     let failed = |error: KubeconfigError| SourceError::Kubeconfig {
         path: path.to_owned(),
         source: Reason::new(error),
     };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    let cluster = current_cluster(&kubeconfig);
+    let file = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
+    *authority = named("certificate-authority", file);
     // The library also takes a proxy from the environment, but does not ask whether the server
     // is exempt from it.
-    let has_proxy = has_proxy(&kubeconfig);
+    let proxy = cluster.and_then(|cluster| cluster.proxy_url.as_ref());
+    let has_proxy = proxy.is_some_and(|url| !url.is_empty());
     let mut config = Config::try_from(kubeconfig).map_err(failed)?;
     if !has_proxy {
         config.proxy_url = None;
     }
     if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
         return Err(SourceError::Certificate {
-            what: "certificate-authority".to_owned(),
+            what: authority.clone(),
             path: path.to_owned(),
             source: Reason::new("it holds no certificate"),
         });
@@ -164,16 +172,16 @@ fn from_kubeconfig(path: &Path) -> Result<Config, SourceError> {
     Ok(config)
 }
 
-fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
-    let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|context| Some(&*context.name) == current);
-    let cluster = context.and_then(|context| context.context.as_ref()).map(|it| &it.cluster);
-    kubeconfig
-        .clusters
-        .iter()
-        .find(|named| Some(&named.name) == cluster)
-        .and_then(|named| named.cluster.as_ref()?.proxy_url.as_ref())
-        .is_some_and(|url| !url.is_empty())
+fn current_cluster(kubeconfig: &Kubeconfig) -> Option<&Cluster> {
+    let current = kubeconfig.current_context.as_ref()?;
+    let context = kubeconfig.contexts.iter().find(|context| context.name == *current)?;
+    let name = &context.context.as_ref()?.cluster;
+    kubeconfig.clusters.iter().find(|named| named.name == *name)?.cluster.as_ref()
+}
+
+/// A field of a kubeconfig, and the file that it names, if it does.
+fn named(field: &str, file: Option<&String>) -> String {
+    file.map_or_else(|| field.to_owned(), |file| format!("{field} {file}"))
 }
 
 /// Takes a token out of its file. The library would as well, but not without a line's end.
@@ -188,7 +196,7 @@ fn read_token(config: &mut Config) -> Result<(), SourceError> {
 }
 
 /// Finds out what is wrong with files now, rather than at the first request.
-fn check(config: &Config, settings: &KubeConnection) -> Result<(), SourceError> {
+fn check(config: &Config, settings: &KubeConnection, authority: String) -> Result<(), SourceError> {
     let mut config = config.clone();
     // To look at certificates no program has to be started.
     config.auth_info.exec = None;
@@ -197,18 +205,15 @@ fn check(config: &Config, settings: &KubeConnection) -> Result<(), SourceError> 
     let path = settings.kubeconfig.clone().unwrap_or_default();
     let source = Reason::new(&error);
     let auth = &config.auth_info;
-    let named = |what: &str, file: &Option<String>| {
-        file.as_ref().map_or_else(|| what.to_owned(), |file| format!("{what} {file}"))
-    };
     let identity = format!(
         "{} or {}",
-        named("client-certificate", &auth.client_certificate),
-        named("client-key", &auth.client_key)
+        named("client-certificate", auth.client_certificate.as_ref()),
+        named("client-key", auth.client_key.as_ref())
     );
     Err(match error {
         _ if settings.kubeconfig.is_none() => SourceError::InCluster(source),
         ::kube::Error::RustlsTls(RustlsTlsError::AddRootCertificate(_)) => {
-            SourceError::Certificate { what: "certificate-authority".to_owned(), path, source }
+            SourceError::Certificate { what: authority, path, source }
         }
         ::kube::Error::RustlsTls(_) => SourceError::Certificate { what: identity, path, source },
         _ => SourceError::Kubeconfig { path, source },
@@ -302,6 +307,16 @@ where
     })
 }
 
+/// Why there is no client. What a plugin printed may hold secrets, so only its complaint is told.
+fn why_not_built(error: &::kube::Error) -> String {
+    let ::kube::Error::Auth(AuthError::AuthExecRun { out, .. }) = error else {
+        return error.to_string();
+    };
+    let complaint = String::from_utf8_lossy(&out.stderr);
+    let complaint: String = complaint.trim().chars().take(200).collect();
+    format!("the exec plugin failed with {}: {complaint}", out.status)
+}
+
 /// The client that all kinds share, renewed when its credentials may be out of date.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -356,7 +371,7 @@ impl Session {
         let built = tokio::task::spawn_blocking(move || build(&config)).await;
         let client = built
             .map_err(|error| Fault::Credentials(error.to_string()))?
-            .map_err(|error| Fault::Credentials(error.to_string()))?;
+            .map_err(|error| Fault::Credentials(why_not_built(&error)))?;
         Ok(state.client.insert(client).clone())
     }
 

@@ -43,7 +43,8 @@ fn bad_files_are_named_with_the_reason() {
 
     let empty_ca = failure(", certificate-authority: ca.crt", "", &[("ca.crt", "hello")]);
     assert!(empty_ca.ends_with("holds no certificate"), "{empty_ca}");
-    assert!(empty_ca.contains("certificate-authority of kubeconfig DIR/kubeconfig"), "{empty_ca}");
+    let named = "certificate-authority DIR/ca.crt of kubeconfig DIR/kubeconfig";
+    assert!(empty_ca.contains(named), "{empty_ca}");
 
     let files = [("c.crt", "hello"), ("c.key", "hello")];
     let user = "client-certificate: c.crt, client-key: c.key";

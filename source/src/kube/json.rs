@@ -217,14 +217,12 @@ impl ListItems {
     /// Keeps track of strings and brackets.
     fn nest(&mut self, byte: u8) {
         match (self.string, byte) {
-            (Some(true), _) => self.string = Some(false),
+            (Some(true), _) | (None, b'"') => self.string = Some(false),
             (Some(false), b'\\') => self.string = Some(true),
             (Some(false), b'"') => self.string = None,
-            (Some(false), _) => {}
-            (None, b'"') => self.string = Some(false),
             (None, b'{' | b'[') => self.depth += 1,
             (None, b'}' | b']') => self.depth = self.depth.saturating_sub(1),
-            (None, _) => {}
+            (Some(false) | None, _) => {}
         }
     }
 }

@@ -72,6 +72,17 @@ enum Stage {
     Watch,
 }
 
+/// How far everything is known, and so how old a list may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Since {
+    /// Nothing is known: any list will do, even one from the server's cache.
+    Nothing,
+    /// Everything up to this version.
+    Version(String),
+    /// The server does not go by what is known: its latest will do, older or not.
+    Latest,
+}
+
 /// The state of one kind of object.
 #[derive(Debug)]
 pub(super) struct Reflector {
@@ -81,10 +92,7 @@ pub(super) struct Reflector {
     stage: Stage,
     /// Whether the server is thought to have streaming lists.
     streaming: bool,
-    /// Up to where everything is known.
-    version: Option<String>,
-    /// Whether the server refused to list from that version on.
-    any_version: bool,
+    since: Since,
     /// Failures in a row, which say how long to wait.
     failures: u32,
     /// Failures since something was learnt.
@@ -104,8 +112,7 @@ impl Reflector {
             path: path(kind, node),
             stage: Stage::List,
             streaming: true,
-            version: None,
-            any_version: false,
+            since: Since::Nothing,
             failures: 0,
             futile: 0,
             listed: false,
@@ -130,26 +137,27 @@ impl Reflector {
     /// Path and query of the next request. A watch is to end after this time.
     pub(super) fn url(&self, lifetime: Duration) -> String {
         let mut url = self.path.clone();
-        let version = self.version.as_deref().filter(|_| !self.any_version);
         let seconds = lifetime.as_secs();
         let watch = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}");
+        let version = match &self.since {
+            Since::Version(version) => version,
+            Since::Nothing | Since::Latest => "",
+        };
         // Writing to a string cannot fail.
-        let _ = match (&self.stage, version) {
+        let _ = match (&self.stage, &self.since) {
             (Stage::List, _) if self.streaming => write!(
                 url,
-                "{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion={}",
-                version.unwrap_or_default()
+                "{watch}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+                 &resourceVersion={version}"
             ),
-            (Stage::List, None) if self.any_version => write!(url, "limit={PAGE}"),
-            (Stage::List, None) => write!(url, "limit={PAGE}&resourceVersion=0"),
+            (Stage::List, Since::Nothing) => write!(url, "limit={PAGE}&resourceVersion=0"),
+            (Stage::List, Since::Latest) => write!(url, "limit={PAGE}"),
             // With a limit it would mean: exactly this version.
-            (Stage::List, Some(version)) => {
+            (Stage::List, Since::Version(_)) => {
                 write!(url, "resourceVersionMatch=NotOlderThan&resourceVersion={version}")
             }
             (Stage::Pages(next), _) => write!(url, "limit={PAGE}&continue={}", encode(next)),
-            (Stage::Watch, _) => {
-                write!(url, "{watch}&resourceVersion={}", self.version.as_deref().unwrap_or("0"))
-            }
+            (Stage::Watch, _) => write!(url, "{watch}&resourceVersion={version}"),
         };
         url
     }
@@ -210,8 +218,7 @@ impl Reflector {
     }
 
     fn list_done(&mut self, version: String) -> SourceEvent {
-        self.version = Some(version);
-        self.any_version = false;
+        self.since = Since::Version(version);
         self.futile = 0;
         self.listed = true;
         self.stage = Stage::Watch;
@@ -236,7 +243,9 @@ impl Reflector {
         };
         if self.stage == Stage::Watch {
             self.progress();
-            self.version = object::version(object).or(self.version.take());
+            if let Some(version) = object::version(object) {
+                self.since = Since::Version(version);
+            }
         }
         Ok(event)
     }
@@ -251,7 +260,7 @@ impl Reflector {
         if self.stage == Stage::Watch {
             self.bookmarks = true;
             self.progress();
-            self.version = Some(version);
+            self.since = Since::Version(version);
             return None;
         }
         object::ends_initial_events(text).then(|| self.list_done(version))
@@ -289,15 +298,15 @@ impl Reflector {
     fn relist_after(&mut self, fault: &Fault) {
         let hopeless = self.failures >= HOPELESS && fault.may_be_about_the_version();
         match self.stage {
-            Stage::List if fault.is_expiry() || fault.is_too_new() => self.any_version = true,
+            Stage::List if fault.is_expiry() || fault.is_too_new() => self.since = Since::Latest,
             Stage::Pages(_) if fault.is_expiry() => {
                 self.stage = Stage::List;
-                self.any_version = true;
+                self.since = Since::Latest;
             }
             Stage::Watch if fault.is_expiry() => self.stage = Stage::List,
             Stage::Watch if fault.is_too_new() || hopeless => {
                 self.stage = Stage::List;
-                self.any_version = true;
+                self.since = Since::Latest;
             }
             Stage::List | Stage::Pages(_) | Stage::Watch => {}
         }
@@ -310,7 +319,7 @@ impl Reflector {
 
     fn absent(&mut self) -> Verdict {
         self.stage = Stage::List;
-        self.version = None;
+        self.since = Since::Nothing;
         (self.failures, self.futile) = (0, 0);
         self.listed = true;
         self.undecodable = Undecodable::default();

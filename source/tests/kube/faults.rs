@@ -265,3 +265,36 @@ async fn a_dropped_receiver_ends_the_source_even_during_an_outage() {
     running.until("lost", |running| !running.findings.is_empty()).await;
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plugin_that_fails_is_told_of_without_what_it_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = server();
+    server.set_token("secret");
+    let plugin = |text: &str| {
+        let path = dir.path().join("plugin");
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let plugin_path = plugin("echo secret; echo no luck >&2; exit 3");
+    let path = dir.path().join("kubeconfig");
+    let text = format!(
+        "{{current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}],\n\
+         clusters: [{{name: c, cluster: {{server: '{}'}}}}],\n\
+         users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1,\n\
+         command: sh, args: ['{plugin_path}'], interactiveMode: Never}}}}}}]}}\n",
+        server.url()
+    );
+    std::fs::write(&path, text).unwrap();
+    let settings = KubeConnection { kubeconfig: Some(path), master: None, ..connection(&server) };
+    let mut running = Running::with(settings, timing());
+    running.until("told", |running| !running.findings.is_empty()).await;
+    let finding = running.findings[0].clone();
+    assert!(finding.contains("exit status: 3: no luck"), "{finding}");
+    assert!(!finding.contains("secret"), "{finding}");
+    plugin(
+        "echo '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\
+         \"status\":{\"token\":\"secret\"}}'",
+    );
+    running.until_it_agrees(&server).await;
+}

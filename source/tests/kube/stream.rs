@@ -17,7 +17,7 @@ async fn first_lists_then_changes() {
         server.set_streaming(streaming);
         let mut running = Running::start(&server);
         running.until_it_agrees(&server).await;
-        assert!(running.metrics.is_connected(), "{streaming:?}");
+        running.until("connected", |running| running.metrics.is_connected()).await;
         assert_eq!(running.findings, [""; 0], "{streaming:?}");
         server.apply(service("svc-1", "10.0.0.77"));
         server.apply(service("svc-new", "10.0.0.78"));
