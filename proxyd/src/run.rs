@@ -246,7 +246,7 @@ impl DriverThread {
             match next {
                 Ok(Some(event)) => {
                     if event == SourceEvent::ListDone(Kind::Node) {
-                        give_up_at.get_or_insert(tokio::time::Instant::now() + wait);
+                        give_up_at.get_or_insert_with(|| tokio::time::Instant::now() + wait);
                     }
                     let mut counts = EventCounts::default();
                     counts.add(&event);
