@@ -1,6 +1,6 @@
 //! Hearing that somebody else changed the table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -17,8 +17,9 @@ use crate::wire;
 const MAX_NAMED: usize = 8;
 
 /// Port ids of the sockets that this process writes tables with. The table of one family must not
-/// hear the other's: a large write would overrun its listener.
-static OWN_PORTS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+/// hear the other's: a large write would overrun its listener. With how many sockets have each:
+/// ids repeat between network namespaces.
+static OWN_PORTS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 /// A place in the list of our own port ids, for as long as the socket is open.
 #[derive(Debug)]
@@ -27,19 +28,26 @@ pub(crate) struct OwnPort(u32);
 impl OwnPort {
     /// Enters a socket's port id.
     pub(crate) fn enter(port: u32) -> Self {
-        OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
+        let mut ports = OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+        *ports.entry(port).or_insert(0) += 1;
         Self(port)
     }
 
     fn all() -> Vec<u32> {
         let ports = OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner);
-        ports.iter().copied().collect()
+        ports.keys().copied().collect()
     }
 }
 
 impl Drop for OwnPort {
     fn drop(&mut self) {
-        OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        let mut ports = OWN_PORTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(uses) = ports.get_mut(&self.0) {
+            *uses -= 1;
+            if *uses == 0 {
+                ports.remove(&self.0);
+            }
+        }
     }
 }
 

@@ -31,6 +31,8 @@ const TYPE_IP6ADDR: u32 = 8;
 const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
 const TYPE_MARK: u32 = 19;
+/// What nft itself declares where this program says `mark`; to the kernel both are the same.
+const TYPE_INTEGER: u32 = 4;
 const TYPE_BITS: u32 = 6;
 
 impl KeyPart {
@@ -45,7 +47,7 @@ impl KeyPart {
     }
 
     /// Bytes of the part in a register, padded to whole words.
-    fn len(self, family: IpFamily) -> u32 {
+    pub(crate) fn len(self, family: IpFamily) -> u32 {
         match (self, family) {
             (Self::Address, IpFamily::V6) => 16,
             _ => 4,
@@ -98,7 +100,7 @@ fn read_comment(bytes: &[u8]) -> Option<&str> {
 }
 
 /// Key or data of a set element, as the kernel has it in registers.
-struct Words {
+pub(crate) struct Words {
     bytes: [u8; 64],
     len: usize,
 }
@@ -133,16 +135,16 @@ impl Words {
         self.port(frontend.protocol(), frontend.port());
     }
 
-    fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 }
 
 /// The set an element is in, with its key and, for ranges, the last key.
-struct ElementKey<'a> {
-    set: &'a str,
-    first: Words,
-    last: Option<Words>,
+pub(crate) struct ElementKey<'a> {
+    pub(crate) set: &'a str,
+    pub(crate) first: Words,
+    pub(crate) last: Option<Words>,
 }
 
 fn by_kind<'a>(frontend: &FrontendKey, address: &'a str, node_port: &'a str) -> &'a str {
@@ -153,7 +155,7 @@ fn by_kind<'a>(frontend: &FrontendKey, address: &'a str, node_port: &'a str) -> 
 }
 
 /// Where an object is an element; `None` for objects that are none.
-fn element_key(key: &Key) -> Option<ElementKey<'_>> {
+pub(crate) fn element_key(key: &Key) -> Option<ElementKey<'_>> {
     let mut first = Words::EMPTY;
     let mut last = None;
     let set = match key {
@@ -410,7 +412,10 @@ fn read_key_type(mut number: u32, family: IpFamily) -> Option<Vec<KeyPart>> {
     let mut parts = Vec::new();
     while number > 0 {
         let parts_known = [KeyPart::Address, KeyPart::Protocol, KeyPart::Port, KeyPart::Number];
-        let last = number & ((1 << TYPE_BITS) - 1);
+        let last = match number & ((1 << TYPE_BITS) - 1) {
+            TYPE_INTEGER => TYPE_MARK,
+            last => last,
+        };
         parts.insert(0, parts_known.into_iter().find(|part| part.type_number(family) == last)?);
         number >>= TYPE_BITS;
     }

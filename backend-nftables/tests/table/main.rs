@@ -23,3 +23,7 @@ mod state;
 #[cfg(test)]
 #[path = "../support/mod.rs"]
 mod support;
+
+#[cfg(test)]
+#[cfg(feature = "nft-json")]
+mod tool;
