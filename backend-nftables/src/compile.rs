@@ -35,6 +35,21 @@ pub struct TableConfig {
 
 pub(crate) type Rules = RuleSet<Key, Rule>;
 
+/// Everything that the table of one family holds, for these Services on this node.
+pub fn compile<'a>(
+    config: &TableConfig,
+    node: &NodeFacts,
+    services: impl IntoIterator<Item = &'a ResolvedService>,
+) -> RuleSet<Key, Rule> {
+    let compiler = Compiler::new(config);
+    let mut rules = RuleSet::new();
+    compiler.node(node, &mut rules);
+    for service in services {
+        compiler.service(service, &mut rules);
+    }
+    rules
+}
+
 /// Compiles facts for one table.
 #[derive(Debug)]
 pub(crate) struct Compiler {

@@ -1,7 +1,7 @@
 //! The table as nft's JSON.
 //!
 //! A rule's steps are read back into what nft calls statements. Their typed form serves two
-//! outputs: JSON, and the text for what JSON cannot say (module `tool`).
+//! outputs: JSON, and the text for what JSON cannot say (module `text`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -36,14 +36,19 @@ use crate::wire::{Words, element_key};
 
 pub(crate) type Term = Expression<'static>;
 
-/// The objects as a document in the JSON of `nft -j`: commands that add them.
+/// The tables as one document in the JSON of `nft -j`: commands that add their objects.
 ///
-/// It says what is in the table. nft cannot load all of it: it takes no maps to addresses with
+/// It says what is in the tables. nft cannot load all of it: it takes no maps to addresses with
 /// ports, and no rules that remember clients.
-pub fn render_json(rules: &RuleSet<Key, Rule>, family: IpFamily) -> Value {
-    let mut objects = declarations(rules, family);
-    objects.extend(all_rules(rules, family));
-    objects.extend(elements(rules, family));
+pub fn render_json<'a>(
+    tables: impl IntoIterator<Item = (IpFamily, &'a RuleSet<Key, Rule>)>,
+) -> Value {
+    let mut objects = Vec::new();
+    for (family, rules) in tables {
+        objects.extend(declarations(rules, family));
+        objects.extend(all_rules(rules, family));
+        objects.extend(elements(rules, rules, family, Command::Add));
+    }
     json!({ "nftables": objects })
 }
 
@@ -54,9 +59,20 @@ pub(crate) fn family_word(family: IpFamily) -> NfFamily {
     }
 }
 
+/// What is to be done with elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Add,
+    Delete,
+}
+
 /// One command that adds an object.
 fn add(object: NfListObject<'static>) -> Value {
-    let document = Nftables { objects: vec![NfObject::CmdObject(NfCmd::Add(object))].into() };
+    command(NfCmd::Add(object))
+}
+
+fn command(command: NfCmd<'static>) -> Value {
+    let document = Nftables { objects: vec![NfObject::CmdObject(command)].into() };
     let mut value = serde_json::to_value(document).unwrap_or_default();
     value.pointer_mut("/nftables/0").map(Value::take).unwrap_or_default()
 }
@@ -196,29 +212,49 @@ fn all_rules(rules: &Rules, family: IpFamily) -> Vec<Value> {
 
 // === elements ===
 
-/// Commands that add the elements, one for each set.
-pub(crate) fn elements(rules: &Rules, family: IpFamily) -> Vec<Value> {
-    let mut sets: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
-    for (key, rule) in rules {
-        let Some(place) = element_key(key) else { continue };
-        let Some(spec) = set_spec(rules, place.set) else { continue };
-        let last = place.last.as_ref().map(Words::as_bytes);
-        let key = concat(&terms(&spec.key, place.first.as_bytes(), last, family));
-        sets.entry(place.set).or_default().push(element(key, rule));
+/// Commands about elements, one for each set; `sets` says how the sets are made.
+pub(crate) fn elements(
+    elements: &Rules,
+    sets: &Rules,
+    family: IpFamily,
+    what: Command,
+) -> Vec<Value> {
+    let mut by_set: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
+    for (key, rule) in elements {
+        let Some((set, key)) = element_term(sets, key, family) else { continue };
+        // What is deleted is known by its key.
+        let rule = if what == Command::Delete { &Rule::Member } else { rule };
+        by_set.entry(set).or_default().push(element(key, rule));
     }
-    let command = |(name, elements): (&str, Vec<Value>)| {
-        let mut object = add(NfListObject::Element(Element {
+    let of_set = |(name, elements): (&str, Vec<Value>)| {
+        let object = NfListObject::Element(Element {
             family: family_word(family),
             table: TABLE.into(),
             name: owned(name),
             elem: Cow::Borrowed(&[]),
-        }));
-        if let Some(place) = object.pointer_mut("/add/element/elem") {
+        });
+        let (mut object, place) = match what {
+            Command::Add => (add(object), "/add/element/elem"),
+            Command::Delete => (command(NfCmd::Delete(object)), "/delete/element/elem"),
+        };
+        if let Some(place) = object.pointer_mut(place) {
             *place = elements.into();
         }
         object
     };
-    sets.into_iter().map(command).collect()
+    by_set.into_iter().map(of_set).collect()
+}
+
+/// An element's set and what its key says, if the set is among the rules.
+pub(crate) fn element_term<'a>(
+    rules: &Rules,
+    key: &'a Key,
+    family: IpFamily,
+) -> Option<(&'a str, Term)> {
+    let place = element_key(key)?;
+    let spec = set_spec(rules, place.set)?;
+    let last = place.last.as_ref().map(Words::as_bytes);
+    Some((place.set, concat(&terms(&spec.key, place.first.as_bytes(), last, family))))
 }
 
 fn element(key: Term, rule: &Rule) -> Value {
@@ -339,7 +375,7 @@ pub(crate) enum Said {
 }
 
 impl Said {
-    fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         match self {
             Self::Statement(statement) => serde_json::to_value(statement).unwrap_or_default(),
             Self::UpdateMap(value) => value.clone(),
@@ -658,7 +694,7 @@ fn reject(refusal: Refusal) -> Statement<'static> {
     Statement::Reject(Some(Reject::new(Some(kind), code)))
 }
 
-fn verdict_statement(verdict: &Verdict) -> Statement<'static> {
+pub(crate) fn verdict_statement(verdict: &Verdict) -> Statement<'static> {
     let target = |name: &str| JumpTarget { target: owned(name) };
     match verdict {
         Verdict::Drop => Statement::Drop(None),

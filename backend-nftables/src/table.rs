@@ -290,6 +290,12 @@ impl NftablesTable {
         self.max_batch = bytes;
     }
 
+    /// Notes that somebody replaced the table by what is wanted.
+    #[cfg(feature = "nft-tool")]
+    pub(crate) fn note_replaced(&mut self) {
+        self.rebuild = false;
+    }
+
     fn note_affinity_maps(&mut self, delta: &RuleDelta<Key, Rule>) {
         for change in &delta.changes {
             match change {

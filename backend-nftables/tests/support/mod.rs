@@ -20,7 +20,7 @@ use proxy_core::resolved::{
     ResolvedService, Route, Routes,
 };
 use proxy_core::rules::{RuleSet, reconcile};
-use proxy_core::sync::{SyncReport, Synchronizer, TableSync as _};
+use proxy_core::sync::{SyncReport, Synchronizer, TableSync};
 use proxy_core::table::ServiceTable as _;
 
 pub(crate) type Rules = RuleSet<Key, Rule>;
@@ -119,7 +119,7 @@ pub(crate) fn synchronizer(family: IpFamily) -> Sync {
 }
 
 /// Goes from some Services to others.
-pub(crate) fn sync_to(sync: &mut Sync, old: &Services, new: &Services) -> SyncReport {
+pub(crate) fn sync_to(sync: &mut impl TableSync, old: &Services, new: &Services) -> SyncReport {
     let gone = old.iter().filter(|old| !new.iter().any(|new| new.name == old.name));
     let mut changes: Vec<_> = gone.map(|service| (service.name.clone(), None)).collect();
     changes.extend(new.iter().map(|service| (service.name.clone(), Some(Arc::clone(service)))));

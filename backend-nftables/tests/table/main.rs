@@ -25,5 +25,5 @@ mod state;
 mod support;
 
 #[cfg(test)]
-#[cfg(feature = "nft-json")]
+#[cfg(feature = "nft-tool")]
 mod tool;

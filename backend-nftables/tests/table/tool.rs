@@ -3,30 +3,26 @@
 use std::sync::Arc;
 
 use backend_nftables::{
-    ChainSpec, Expr, Key, NftTool, NftablesTable, Rule, RuleSpec, TABLE, TableConfig, render_json,
+    ChainSpec, Expr, Key, NftTool, NftToolTable, Rule, RuleSpec, TABLE, TableConfig, render_json,
+    render_text,
 };
 use proptest::prelude::*;
 use proxy_core::address::IpFamily;
 use proxy_core::node::{LocalDetector, NodeFacts, NodePortAddresses};
 use proxy_core::resolved::ResolvedService;
 use proxy_core::rules::{RuleSet, reconcile};
+use proxy_core::sync::Synchronizer;
 use proxy_core::table::{ServiceTable as _, TableErrorKind};
 use serde_json::Value;
 
 use crate::support::generate::{build, recipes};
 use crate::support::{
-    Rules, Services, assert_in_step, block_on, config, every_shape, in_namespace_with_nft, node,
-    sync_to, synchronizer, table,
+    Rules, Services, Transactions, assert_in_step, block_on, config, every_shape,
+    in_namespace_with_nft, listing, nft_run, node, sync_to, synchronizer, table,
 };
 
 fn compile(config: &TableConfig, node: &NodeFacts, services: &[Arc<ResolvedService>]) -> Rules {
-    let table = NftablesTable::open(config).unwrap();
-    let mut rules = RuleSet::new();
-    table.compile_node(node, &mut rules);
-    for service in services {
-        table.compile_service(service, &mut rules);
-    }
-    rules
+    backend_nftables::compile(config, node, services.iter().map(Arc::as_ref))
 }
 
 /// Loads the objects both ways, into two namespaces, and compares what the kernel has then.
@@ -40,7 +36,7 @@ fn check(config: &TableConfig, node: &NodeFacts, services: &[Arc<ResolvedService
     let by_tool = |wanted: &Rules| {
         let unsaid = NftTool::new("nft", family).load(wanted).unwrap();
         // The rules that look for the chains that remember clients are always there.
-        assert!(unsaid.iter().all(|unsaid| unsaid.chain == "affinity-record"), "{unsaid:?}");
+        assert!(unsaid.iter().all(|unsaid| unsaid.place == "affinity-record"), "{unsaid:?}");
         block_on(table(family).observe()).unwrap()
     };
     let wanted = compile(config, node, services);
@@ -130,7 +126,7 @@ fn affinity_is_left_out_and_told() {
             let services: Services = every_shape(family).into_iter().map(Arc::new).collect();
             let wanted = compile(&config(family), &node(family), &services);
             let unsaid = NftTool::new("nft", family).load(&wanted).unwrap();
-            assert!(unsaid.iter().any(|unsaid| unsaid.chain.starts_with("record-")), "{unsaid:?}");
+            assert!(unsaid.iter().any(|unsaid| unsaid.place.starts_with("record-")), "{unsaid:?}");
             // Netlink takes over and adds what is missing, without a new table.
             let mut sync = synchronizer(family);
             let report = sync_to(&mut sync, &Services::new(), &services);
@@ -163,8 +159,8 @@ fn the_document_has_every_object() {
     for family in IpFamily::ALL {
         let services: Services = every_shape(family).into_iter().map(Arc::new).collect();
         let wanted = compile(&config(family), &node(family), &services);
-        let document = render_json(&wanted, family);
-        assert_eq!(document.to_string(), render_json(&wanted, family).to_string());
+        let document = render_json([(family, &wanted)]);
+        assert_eq!(document.to_string(), render_json([(family, &wanted)]).to_string());
         let objects = document["nftables"].as_array().unwrap();
         let count = |kind: &str| objects.iter().filter(|o| o["add"].get(kind).is_some()).count();
         let keys = |is: fn(&Key) -> bool| wanted.iter().filter(|(key, _)| is(key)).count();
@@ -186,5 +182,65 @@ fn the_document_has_every_object() {
         }
         let verdicts = objects.iter().find(|o| o["add"]["map"]["name"] == "service-ips").unwrap();
         assert_eq!(verdicts["add"]["map"]["map"], Value::from("verdict"));
+    }
+}
+
+#[test]
+fn the_text_is_what_nft_loads() {
+    for family in IpFamily::ALL {
+        let services = without_affinity(every_shape(family));
+        let text = render_text(&compile(&config(family), &node(family), &services), family);
+        // The rules that look for the chains that remember clients are always there.
+        assert_eq!(text.matches("# by netlink only: ").count(), 2, "{text}");
+        in_namespace_with_nft(|| {
+            nft_run(&text);
+            // Once more, over a table that exists.
+            nft_run(&text);
+            assert!(listing(family).contains("chain services"));
+        });
+    }
+}
+
+fn tool_synchronizer(family: IpFamily) -> Synchronizer<NftToolTable> {
+    Synchronizer::new(NftToolTable::open(&config(family), "nft").unwrap())
+}
+
+#[test]
+fn nft_follows_changes_in_one_transaction_each() {
+    for family in IpFamily::ALL {
+        in_namespace_with_nft(|| {
+            let all: Services = every_shape(family).into_iter().map(Arc::new).collect();
+            let mut sync = tool_synchronizer(family);
+            sync_to(&mut sync, &Services::new(), &all);
+            let mut transactions = Transactions::new();
+            let fewer: Services = all.iter().skip(1).cloned().collect();
+            sync_to(&mut sync, &all, &fewer);
+            assert_eq!(transactions.count(), 1);
+            sync_to(&mut sync, &fewer, &all);
+            assert_eq!(transactions.count(), 1);
+            // Nothing is left to do, also for a process that starts anew.
+            let mut fresh = tool_synchronizer(family);
+            let report = sync_to(&mut fresh, &Services::new(), &all);
+            assert_eq!(report.changed_objects, 0, "{report:?}");
+            assert_eq!(transactions.count(), 0);
+        });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nft_gets_from_any_state_to_any_other(first in recipes(4), second in recipes(4)) {
+        let family = IpFamily::V4;
+        let [first, second]: [Services; 2] = [build(&first, family), build(&second, family)];
+        in_namespace_with_nft(|| {
+            let mut sync = tool_synchronizer(family);
+            sync_to(&mut sync, &Services::new(), &first);
+            sync_to(&mut sync, &first, &second);
+            let mut fresh = tool_synchronizer(family);
+            let report = sync_to(&mut fresh, &Services::new(), &second);
+            assert_eq!(report.changed_objects, 0, "{report:?}");
+        });
     }
 }
