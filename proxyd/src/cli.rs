@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::{self, Flags, Loaded};
+use crate::render::{self, RenderArgs};
 use crate::{logging, run};
 
 /// A service proxy for Kubernetes nodes: kube-proxy's place, several kernel backends.
@@ -26,6 +27,9 @@ enum Command {
     /// Keep the node in step with the objects.
     #[command(args_override_self = true)]
     Run(Box<Flags>),
+    /// Show what would be programmed on this node, with nothing touched.
+    #[command(args_override_self = true)]
+    Render(Box<RenderArgs>),
     /// Remove everything that proxyd has programmed on this node.
     #[command(args_override_self = true)]
     Cleanup(Box<Flags>),
@@ -54,12 +58,26 @@ pub fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> anyhow::Result<()> {
     match cli.command.unwrap_or_else(|| Command::Run(Box::new(cli.flags))) {
         Command::Run(flags) => start(&flags),
+        Command::Render(arguments) => {
+            let loaded = load_and_log(&arguments.flags)?;
+            render::render(&loaded, &arguments)
+        }
         Command::Cleanup(flags) => run::cleanup(&load(&flags)?.config),
     }
 }
 
 fn load(flags: &Flags) -> anyhow::Result<Loaded> {
     Ok(config::load(flags, &|path: &Path| std::fs::read_to_string(path))?)
+}
+
+/// Loads the configuration and begins to log.
+fn load_and_log(flags: &Flags) -> anyhow::Result<Loaded> {
+    let loaded = load(flags)?;
+    logging::init(&loaded.config.logging);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(loaded)
 }
 
 /// `run` and those of kube-proxy's flags that make it do something else and end (C3).
@@ -69,11 +87,7 @@ fn start(flags: &Flags) -> anyhow::Result<()> {
         writeln!(std::io::stdout(), "proxyd v{version}")?;
         return Ok(());
     }
-    let loaded = load(flags)?;
-    logging::init(&loaded.config.logging);
-    for warning in &loaded.warnings {
-        tracing::warn!("{warning}");
-    }
+    let loaded = load_and_log(flags)?;
     if let Some(path) = &flags.write_config_to {
         std::fs::write(path, config::write_config(&loaded.config))?;
         return Ok(());

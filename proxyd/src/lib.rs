@@ -13,7 +13,9 @@ pub mod kernel_settings;
 pub mod logging;
 pub mod metrics;
 pub mod objects;
+pub mod render;
 pub mod run;
+pub mod snapshot;
 pub mod status;
 pub mod tables;
 

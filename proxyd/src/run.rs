@@ -30,7 +30,7 @@ use crate::{kernel_settings, tables};
 
 /// Events that may wait between source and driver. A full channel holds the source back, which
 /// bounds memory while a large list is taken in.
-const EVENT_BUFFER: usize = 1024;
+pub(crate) const EVENT_BUFFER: usize = 1024;
 
 /// Runs the proxy until a signal ends it. Rules stay in place.
 pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
@@ -58,7 +58,7 @@ pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     ended
 }
 
-fn runtime() -> anyhow::Result<Runtime> {
+pub(crate) fn runtime() -> anyhow::Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("failed to start the runtime")
 }
 
@@ -124,7 +124,7 @@ async fn serve_status(config: KubeProxyConfiguration, pages: StatusPages) -> any
 
 // === addresses of the machine ===
 
-fn interface_addresses() -> anyhow::Result<Vec<IpAddr>> {
+pub(crate) fn interface_addresses() -> anyhow::Result<Vec<IpAddr>> {
     let addresses = node_sys::addresses::list().context("failed to list interface addresses")?;
     let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|it| it.address).collect();
     addresses.sort_unstable();

@@ -4,9 +4,11 @@ use anyhow::{Context as _, bail};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::options::{DetectLocal, NodePortSelection, Options};
+use proxy_core::store::Store;
 use proxy_core::sync::TableSync;
 
 use crate::config::{self, KubeProxyConfiguration, Mode};
+use crate::render::Output;
 
 /// The modes that this build has.
 pub const MODES: &[Mode] = &[
@@ -92,6 +94,43 @@ pub fn table(
             Ok(Box::new(proxy_core::sync::Synchronizer::new(table)))
         }
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+    }
+}
+
+/// What is wanted in the kernel, in the form of the mode's own program. The store's changes have
+/// been taken for each family.
+pub fn render(
+    config: &KubeProxyConfiguration,
+    store: &Store,
+    families: &[IpFamily],
+    output: Output,
+) -> anyhow::Result<String> {
+    match config.mode {
+        #[cfg(feature = "nftables")]
+        Mode::Nftables => Ok(render_nftables(config, store, families, output)),
+        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+    }
+}
+
+#[cfg(feature = "nftables")]
+fn render_nftables(
+    config: &KubeProxyConfiguration,
+    store: &Store,
+    families: &[IpFamily],
+    output: Output,
+) -> String {
+    let tables = families.iter().map(|family| {
+        let config = nftables_config(config, *family, store.detector(*family));
+        let services = store.services(*family).map(AsRef::as_ref);
+        (*family, backend_nftables::compile(&config, &store.node_facts(*family), services))
+    });
+    let tables: Vec<_> = tables.collect();
+    let tables = tables.iter().map(|(family, rules)| (*family, rules));
+    match output {
+        Output::Text => {
+            tables.map(|(family, rules)| backend_nftables::render_text(rules, family)).collect()
+        }
+        Output::Json => format!("{:#}\n", backend_nftables::render_json(tables)),
     }
 }
 
