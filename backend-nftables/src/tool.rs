@@ -39,6 +39,11 @@ impl NftTool {
         Self { program: program.into(), family }
     }
 
+    /// Refuses a program that is not there or does not start.
+    pub fn check(program: &str) -> Result<(), TableError> {
+        Self::new(program, IpFamily::V4).run(&["--version"], b"", "nothing")
+    }
+
     /// Replaces the table by one with these objects, in one transaction. Returns what nft has no
     /// syntax for, which only remembers clients.
     pub fn load(&self, rules: &RuleSet<Key, Rule>) -> Result<Vec<Unsaid>, TableError> {

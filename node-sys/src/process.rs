@@ -1,7 +1,10 @@
 //! What this process uses of the machine (proc(5)).
 
+use std::env;
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::Duration;
 
 /// What this process uses.
@@ -21,6 +24,19 @@ pub struct Usage {
     pub max_open_files: Option<u64>,
     /// How much virtual memory there may be; `None` without a limit.
     pub max_virtual_memory_bytes: Option<u64>,
+}
+
+/// Replaces this process by a fresh start of its program with the same arguments (execve(2)): id,
+/// environment and privileges stay, threads, sockets and memory go. Returns only if that fails.
+pub fn start_anew() -> io::Error {
+    // The program's file may have been replaced; then the version that runs goes on.
+    let program = env::current_exe().ok().filter(|path| path.exists());
+    let mut command = Command::new(program.unwrap_or_else(|| "/proc/self/exe".into()));
+    let mut arguments = env::args_os();
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    command.args(arguments).exec()
 }
 
 /// Reads what this process uses.

@@ -13,6 +13,7 @@ pub mod kernel_settings;
 pub mod logging;
 pub mod metrics;
 pub mod objects;
+pub mod reload;
 pub mod render;
 pub mod run;
 pub mod snapshot;

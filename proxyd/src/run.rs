@@ -19,12 +19,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::config::{DetectLocal, Flags, KubeProxyConfiguration, Loaded};
+use crate::config::{ConfigChange, DetectLocal, Flags, KubeProxyConfiguration, Loaded};
 use crate::flows::FlowWorker;
 use crate::health_checks::{self, WantedChecks};
 use crate::healthz::{self, SharedHealth};
 use crate::metrics::{MeasuredTable, Metrics};
 use crate::objects::{ObjectSource, Patience};
+use crate::reload::ConfigWatch;
 use crate::status::{self, StatusPages};
 use crate::{kernel_settings, tables};
 
@@ -37,7 +38,7 @@ pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     let config = &loaded.config;
     let options = tables::options(config)?;
     let families = tables::families();
-    tables::check(config.mode, &families)?;
+    tables::check(config, &families)?;
     let by_service = flags.service_latency.as_deref().unwrap_or_default();
     let metrics = Metrics::new(config, &families, by_service)?;
     kernel_settings::apply(config, &kernel_settings::asked_for(&loaded.given, flags))?;
@@ -51,11 +52,23 @@ pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
         objects = %source, version = env!("CARGO_PKG_VERSION"), "starting"
     );
     let runtime = runtime()?;
-    let pages = StatusPages::new(config, flags, metrics.clone());
-    let ended = runtime.block_on(serve(config, options, families, source, metrics, pages));
+    let ended = runtime.block_on(serve(loaded, flags, options, families, source, metrics));
     // Whatever still runs is cut off: it holds nothing that has to be kept.
     runtime.shutdown_background();
-    ended
+    match ended? {
+        Ending::Stopped => Ok(()),
+        Ending::Reconfigured => {
+            Err(node_sys::process::start_anew()).context("failed to start anew")
+        }
+    }
+}
+
+/// Why the program ended without an error.
+enum Ending {
+    /// A signal asked for it.
+    Stopped,
+    /// Another configuration is to be taken in.
+    Reconfigured,
 }
 
 pub(crate) fn runtime() -> anyhow::Result<Runtime> {
@@ -63,13 +76,16 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
 }
 
 async fn serve(
-    config: &KubeProxyConfiguration,
+    loaded: &Loaded,
+    flags: &Flags,
     options: Options,
     families: Vec<IpFamily>,
     source: ObjectSource,
     metrics: Metrics,
-    pages: StatusPages,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Ending> {
+    let config = &loaded.config;
+    let pages = StatusPages::new(config, flags, metrics.clone());
+    let config_watch = ConfigWatch::new(loaded, flags, metrics.clone());
     let health = SharedHealth::new(config.sync_period.saturating_mul(2));
     let (stop, stopped) = watch::channel(false);
     let (events, queue) = mpsc::channel(EVENT_BUFFER);
@@ -85,19 +101,33 @@ async fn serve(
     let mut status = tokio::spawn(serve_status(config.clone(), pages));
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut outcome = Ending::Stopped;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("terminated; rules stay in place"),
         _ = interrupt.recv() => tracing::info!("interrupted; rules stay in place"),
+        change = config_change(config_watch) => match change {
+            ConfigChange::Restart => outcome = Ending::Reconfigured,
+            _ => bail!("the configuration has changed; restart to take it in"),
+        },
         ended = &mut healthz => ended??,
         ended = &mut status => ended??,
         Some(reason) = restart_asked.recv() => bail!("{reason}; restart to take it in"),
         ended = source => bail!("the source of objects ended: {ended:?}"),
-        ended = &mut driver => return ended.unwrap_or_else(|_| bail!("the driver died")),
+        ended = &mut driver => {
+            return ended.unwrap_or_else(|_| bail!("the driver died")).map(|()| Ending::Stopped);
+        }
     }
     // What is being written is finished, so that no family is left half way.
     let _gone = stop.send(true);
     tokio::time::timeout(Duration::from_secs(2), driver).await.ok();
-    Ok(())
+    Ok(outcome)
+}
+
+async fn config_change(watch: Option<ConfigWatch>) -> ConfigChange {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn serve_health(

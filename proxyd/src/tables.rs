@@ -5,8 +5,12 @@ use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::options::{DetectLocal, NodePortSelection, Options};
 use proxy_core::store::Store;
+#[cfg(feature = "nftables")]
+use proxy_core::sync::Synchronizer;
 use proxy_core::sync::TableSync;
 
+#[cfg(feature = "nftables")]
+use crate::config::NftablesDriver;
 use crate::config::{self, KubeProxyConfiguration, Mode};
 use crate::render::Output;
 
@@ -15,6 +19,10 @@ pub const MODES: &[Mode] = &[
     #[cfg(feature = "nftables")]
     Mode::Nftables,
 ];
+
+/// The program of the second nftables driver, found on the path.
+#[cfg(feature = "nftables")]
+const NFT: &str = "nft";
 
 fn modes() -> String {
     let modes: Vec<String> = MODES.iter().map(ToString::to_string).collect();
@@ -57,11 +65,15 @@ pub fn families() -> Vec<IpFamily> {
     IpFamily::ALL.into_iter().filter(usable).collect()
 }
 
-/// Refuses a mode that this build or this kernel lacks, before anything is touched.
-pub fn check(mode: Mode, families: &[IpFamily]) -> anyhow::Result<()> {
+/// Refuses a mode that this build or this machine lacks, before anything is touched.
+pub fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::Result<()> {
+    let mode = config.mode;
     match mode {
         #[cfg(feature = "nftables")]
         Mode::Nftables => {
+            if config.settings.nftables_driver == NftablesDriver::Nft {
+                backend_nftables::NftTool::check(NFT).with_context(|| unavailable(mode))?;
+            }
             for family in families {
                 let config = backend_nftables::TableConfig {
                     family: *family,
@@ -77,7 +89,7 @@ pub fn check(mode: Mode, families: &[IpFamily]) -> anyhow::Result<()> {
 }
 
 fn unavailable(mode: Mode) -> String {
-    format!("mode {mode} is not available on this kernel (modes in this build: {})", modes())
+    format!("mode {mode} is not available on this machine (modes in this build: {})", modes())
 }
 
 /// The table of one family, in the configured mode.
@@ -89,9 +101,18 @@ pub fn table(
     match config.mode {
         #[cfg(feature = "nftables")]
         Mode::Nftables => {
+            let driver = config.settings.nftables_driver;
             let config = nftables_config(config, family, detector);
-            let table = backend_nftables::NftablesTable::open(&config)?;
-            Ok(Box::new(proxy_core::sync::Synchronizer::new(table)))
+            Ok(match driver {
+                NftablesDriver::Netlink => {
+                    let table = backend_nftables::NftablesTable::open(&config)?;
+                    Box::new(Synchronizer::new(table))
+                }
+                NftablesDriver::Nft => {
+                    let table = backend_nftables::NftToolTable::open(&config, NFT)?;
+                    Box::new(Synchronizer::new(table))
+                }
+            })
         }
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::decode::{FlushInterval, Quantity, section};
 use super::scalar::GoDuration;
+use super::settings::Settings;
 use super::types::Mode;
 
 /// The `apiVersion` of the first document.
@@ -176,6 +177,7 @@ pub(super) struct Draft {
     pub(super) sync_period: GoDuration,
     pub(super) min_sync_period: GoDuration,
     pub(super) masquerade_all: bool,
+    pub(super) settings: Settings,
 }
 
 impl Draft {
@@ -195,7 +197,8 @@ impl Draft {
             }
             _ => (iptables.sync_period, iptables.min_sync_period, iptables.masquerade_all),
         };
-        Self { document, sync_period, min_sync_period, masquerade_all }
+        let settings = Settings::default();
+        Self { document, sync_period, min_sync_period, masquerade_all, settings }
     }
 
     /// Applies the defaults that come last (C1.4).
@@ -210,7 +213,7 @@ impl Draft {
 
     /// The document to show: the active section holds the settings, the others zeros (C2.2).
     pub(super) fn into_document(self, mode: Mode) -> Document {
-        let Self { mut document, sync_period, min_sync_period, masquerade_all } = self;
+        let Self { mut document, sync_period, min_sync_period, masquerade_all, settings: _ } = self;
         let active =
             |which| if mode == which { (sync_period, min_sync_period) } else { (ZERO, ZERO) };
         let Document { iptables, ipvs, nftables, .. } = &mut document;

@@ -4,7 +4,8 @@
 //! document with defaults → settings of the active mode → flags → late defaults → checked types.
 //! Every stage adds to one list of errors, so that an operator sees all problems at once, each
 //! with its field, its value and what would be allowed. What kube-proxy lets pass in silence
-//! (unknown fields, a second document, flags next to `--config`) becomes a warning.
+//! (unknown fields, further documents, flags next to `--config`) becomes a warning. A second document
+//! may hold [`Settings`] of ours.
 //!
 //! ```
 //! use proxyd::config::{Flags, Mode, load};
@@ -22,6 +23,7 @@ mod flags;
 mod gates;
 mod overlay;
 mod scalar;
+mod settings;
 mod tree;
 mod types;
 mod validate;
@@ -35,6 +37,7 @@ pub use error::{ConfigError, ConfigErrors, Place};
 pub use flags::Flags;
 pub use gates::FeatureGates;
 pub use scalar::{GoDuration, ParseDurationError};
+pub use settings::{ConfigChange, NftablesDriver, SETTINGS_API_VERSION, SETTINGS_KIND, Settings};
 pub use types::{
     ClientConnection, Conntrack, DetectLocal, DetectLocalMode, Iptables, Ipvs,
     KubeProxyConfiguration, LogFormat, LogOutput, Logging, Mode, Nftables, NodePortAddresses,
@@ -43,11 +46,9 @@ pub use types::{
 
 use decode::{Decoder, Value};
 use document::{API_VERSION, Document, Draft, KIND};
+use settings::SettingsDocument;
 use tree::{Node, SyntaxError, Tree};
 use validate::Checker;
-
-/// The `apiVersion` of our own settings, which may follow as a second document.
-pub const SETTINGS_API_VERSION: &str = "proxyd.io/v1alpha1";
 
 /// A configuration ready for use.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,12 +97,20 @@ pub fn load(
     }
 }
 
-/// The effective configuration as `--write-config-to` writes it (C2.2).
+/// The effective configuration as `--write-config-to` writes it (C2.2), with a second document
+/// if settings of ours differ from their defaults.
 #[must_use]
 pub fn write_config(config: &KubeProxyConfiguration) -> String {
-    let json = config_json(config);
     // JSON is YAML too, should the YAML writer ever refuse.
-    serde_saphyr::to_string(&json).unwrap_or_else(|_| json.to_string())
+    let yaml = |json: &serde_json::Value| {
+        serde_saphyr::to_string(json).unwrap_or_else(|_| json.to_string())
+    };
+    let mut text = yaml(&config_json(config));
+    if config.settings != Settings::default() {
+        text.push_str("---\n");
+        text.push_str(&yaml(&config.settings.to_json()));
+    }
+    text
 }
 
 /// The effective configuration as `/configz` shows it.
@@ -128,7 +137,7 @@ fn from_file(
     checker: &mut Checker,
 ) -> Result<Draft, ConfigErrors> {
     let mut decoder = Decoder::new(path.display().to_string());
-    let mut document = decode_file(text, &mut decoder)?;
+    let (mut document, settings) = decode_file(text, &mut decoder)?;
     if let Some(mode) = &flags.mode {
         // Here already, because the mode decides which section counts.
         document.mode.clone_from(mode);
@@ -141,11 +150,11 @@ fn from_file(
         format!("{flag} is ignored: the file given by --config replaces all settings")
     }));
     checker.file = Some(decoder.file);
-    Ok(Draft::new(document))
+    Ok(Draft { settings, ..Draft::new(document) })
 }
 
-/// Decodes the first document and warns of the others (C1.1, C9.10).
-fn decode_file(text: &str, decoder: &mut Decoder) -> Result<Document, ConfigErrors> {
+/// Decodes the first document and our settings, and warns of other documents (C1.1, C9.10).
+fn decode_file(text: &str, decoder: &mut Decoder) -> Result<(Document, Settings), ConfigErrors> {
     let mut documents = tree::parse(text).into_iter();
     let empty = Node { line: 1, tree: Tree::Null };
     let root = documents.next().unwrap_or(Ok(empty)).map_err(|error| ConfigError::Syntax {
@@ -157,11 +166,28 @@ fn decode_file(text: &str, decoder: &mut Decoder) -> Result<Document, ConfigErro
         return Err(ConfigErrors(std::mem::take(&mut decoder.errors)));
     }
     let document = Document::from_node(&root, "", decoder).unwrap_or_default();
+    let mut settings = None;
     for extra in documents {
-        let warning = warn_of_extra(&extra, decoder);
-        decoder.warnings.push(warning);
+        match extra {
+            Ok(node) if settings.is_none() && SettingsDocument::is_meant(&node) => {
+                settings = Some(decode_settings(&node, decoder));
+            }
+            extra => {
+                let warning = warn_of_extra(&extra, decoder);
+                decoder.warnings.push(warning);
+            }
+        }
     }
-    Ok(document)
+    Ok((document, settings.unwrap_or_default()))
+}
+
+/// Decodes and checks our own settings. Lines of fields are kept apart from the first document's.
+fn decode_settings(root: &Node, decoder: &mut Decoder) -> Settings {
+    let mut own = Decoder::new(decoder.file.clone());
+    let settings = SettingsDocument::read(root, &mut own).check(&mut own);
+    decoder.errors.append(&mut own.errors);
+    decoder.warnings.append(&mut own.warnings);
+    settings
 }
 
 /// Refuses a document that is not ours to read; both fields are mandatory (C1.1).
@@ -180,16 +206,14 @@ fn check_kind(root: &Node, decoder: &mut Decoder) {
     }
 }
 
-/// The warning for a document after the first.
-///
-/// Our own settings will be read from here; until then they are named as such.
+/// The warning for a document that nobody reads.
 fn warn_of_extra(extra: &Result<Node, SyntaxError>, decoder: &Decoder) -> String {
     let (line, what) = match extra {
-        Ok(node) if node.get("apiVersion").and_then(Node::text) == Some(SETTINGS_API_VERSION) => {
-            (Some(node.line), "settings of proxyd, which this version does not read")
+        Ok(node) if SettingsDocument::is_meant(node) => {
+            (Some(node.line), "there are settings of proxyd before it")
         }
-        Ok(node) => (Some(node.line), "only the first document counts"),
-        Err(error) => (error.line, "only the first document counts, and this one is broken"),
+        Ok(node) => (Some(node.line), "only the first document counts, and settings of proxyd"),
+        Err(error) => (error.line, "it is broken, and it would not count"),
     };
     let place = Place { file: decoder.file.clone(), line };
     format!("{place}: this document is IGNORED: {what}")

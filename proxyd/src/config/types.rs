@@ -1,14 +1,13 @@
 //! The effective configuration: typed, complete, checked.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use super::address::Cidr;
 use super::document::Document;
 use super::gates::FeatureGates;
+use super::settings::Settings;
 
 /// Everything that a configuration file and flags say about the proxy, in force.
 ///
@@ -61,6 +60,8 @@ pub struct KubeProxyConfiguration {
     pub conntrack: Conntrack,
     /// How often the API objects are listed anew.
     pub config_sync_period: Duration,
+    /// Our own settings.
+    pub settings: Settings,
     /// The same as a document, for showing.
     pub(super) document: Document,
 }
@@ -204,24 +205,26 @@ macro_rules! spelled {
             }
         }
 
-        impl FromStr for $name {
-            type Err = UnknownName;
+        impl std::str::FromStr for $name {
+            type Err = $crate::config::UnknownName;
 
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
                     $($text => Ok(Self::$variant),)*
-                    _ => Err(UnknownName),
+                    _ => Err($crate::config::UnknownName),
                 }
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.as_str())
             }
         }
     };
 }
+
+pub(super) use spelled;
 
 /// A text that is not the exact spelling of any value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

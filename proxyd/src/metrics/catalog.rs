@@ -185,6 +185,11 @@ catalog! {
     NODE_ELIGIBLE = "proxyd_node_eligible", Gauge, NO_LABELS, ALL_MODES,
         "1 if the Node takes new connections from load balancers, else 0.";
 
+    CONFIG_PENDING = "proxyd_config_pending", Gauge, NO_LABELS, ALL_MODES,
+        "1 while the configuration file means something else than what is in force, else 0.";
+    CONFIG_UNUSABLE = "proxyd_config_unusable", Gauge, NO_LABELS, ALL_MODES,
+        "1 while the configuration file has been changed to something that cannot be used, else 0.";
+
     // --- ours: the machine, read at each scrape ---
     FLOWS = "proxyd_conntrack_entries", Gauge, NO_LABELS, ALL_MODES, "Tracked flows.";
     FLOWS_LIMIT = "proxyd_conntrack_entries_limit", Gauge, NO_LABELS, ALL_MODES,

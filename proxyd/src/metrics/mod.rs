@@ -92,6 +92,17 @@ pub enum HealthPath {
     Livez,
 }
 
+/// What the configuration file is, compared to what is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigFileState {
+    /// It means the same.
+    InForce,
+    /// It means something else that a start would take in.
+    Pending,
+    /// A start would fail.
+    Unusable,
+}
+
 impl Metrics {
     /// Metrics of a process that has just started. Services that match one of the patterns
     /// (`namespace/name`, where `*` is anything) have metrics of their own.
@@ -129,6 +140,7 @@ impl Metrics {
         for gauge in [&catalog::SLICES_PENDING, &catalog::SERVICES_PENDING, &catalog::FINDINGS] {
             values.set(gauge, &[], 0.0);
         }
+        self.set_config_file(ConfigFileState::InForce);
         for counter in [&catalog::SLICES_TOTAL, &catalog::SERVICES_TOTAL] {
             values.add(counter, &[], 0.0);
         }
@@ -166,6 +178,16 @@ impl Metrics {
             tracing::error!(%error, "failed to write metrics");
             String::new()
         })
+    }
+
+    /// Shows what the configuration file is.
+    pub fn set_config_file(&self, state: ConfigFileState) {
+        for (gauge, shown) in [
+            (&catalog::CONFIG_PENDING, ConfigFileState::Pending),
+            (&catalog::CONFIG_UNUSABLE, ConfigFileState::Unusable),
+        ] {
+            self.shared.values.set(gauge, &[], f64::from(u8::from(state == shown)));
+        }
     }
 
     // === from the driver ===

@@ -4,6 +4,7 @@
 mod file;
 mod flags;
 mod properties;
+mod settings;
 mod table;
 
 use std::path::Path;

@@ -8,6 +8,7 @@ mod cluster;
 mod foreign;
 mod health;
 mod node;
+mod reload;
 mod render;
 mod repair;
 mod restart;

@@ -35,6 +35,8 @@ pub(crate) struct Rig {
     pub(crate) proxy: Option<Proxyd>,
     pub(crate) manifests: Manifests,
     pub(crate) config: Value,
+    /// The second document of the configuration file.
+    pub(crate) settings: Option<Value>,
     pub(crate) world: World,
 }
 
@@ -55,7 +57,7 @@ impl Rig {
             manifests.apply(&object)?;
         }
         let config = builders::configuration("nftables", families);
-        Ok(Some(Self { proxy: None, manifests, config, world }))
+        Ok(Some(Self { proxy: None, manifests, config, settings: None, world }))
     }
 
     // === objects ===
@@ -92,8 +94,20 @@ impl Rig {
 
     pub(crate) fn write_config(&self) -> Result<PathBuf> {
         let path = self.manifests.beside("config.yaml");
-        fs::write(&path, serde_json::to_vec_pretty(&self.config)?)?;
+        let new = self.manifests.beside("config.new");
+        fs::write(&new, self.config_text()?)?;
+        fs::rename(new, &path)?;
         Ok(path)
+    }
+
+    /// The configuration file: JSON, which is YAML.
+    pub(crate) fn config_text(&self) -> Result<String> {
+        let mut text = serde_json::to_string_pretty(&self.config)?;
+        if let Some(settings) = &self.settings {
+            text.push_str("\n---\n");
+            text.push_str(&serde_json::to_string_pretty(settings)?);
+        }
+        Ok(text)
     }
 
     /// Starts the program without waiting for anything.
@@ -115,9 +129,19 @@ impl Rig {
     }
 
     pub(crate) fn start_within(&mut self, limit: Duration) -> Result<Duration> {
+        let mut command = self.command()?;
+        self.start_as_within(&mut command, limit)
+    }
+
+    /// Starts this command and waits until it is in step.
+    pub(crate) fn start_as(&mut self, command: &mut Command) -> Result<Duration> {
+        self.start_as_within(command, LIMIT)
+    }
+
+    fn start_as_within(&mut self, command: &mut Command, limit: Duration) -> Result<Duration> {
         let start = Instant::now();
         let before = self.log().matches(IN_STEP).count();
-        self.launch()?;
+        self.launch_as(command)?;
         // The program serves both families wherever the kernel has both.
         let tables = 1 + usize::from(std::path::Path::new("/proc/net/if_inet6").exists());
         self.wait("in step", limit, |rig| rig.log().matches(IN_STEP).count() >= before + tables)?;

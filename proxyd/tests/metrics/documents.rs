@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use proxyd::config::{Flags, config_json, load};
+use proxyd::config::{Flags, Settings, config_json, load};
 use proxyd::metrics::catalog::{self, Kind};
 use proxyd::status::flag_default;
 use serde_json::Value;
@@ -70,6 +70,39 @@ fn every_metric_is_documented() {
         bounds(catalog::REQUEST_BUCKETS),
     );
     check_part("metrics.md", "buckets", &buckets);
+}
+
+#[test]
+fn every_setting_of_ours_is_documented_with_its_default() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut rows = text.lines().filter(|line| line.starts_with("| `")).collect::<BTreeSet<_>>();
+    let mut fields = BTreeMap::new();
+    flatten("", &Settings::default().to_json(), &mut fields);
+    for (field, default) in fields {
+        if ["apiVersion", "kind"].contains(&field.as_str()) {
+            continue;
+        }
+        let default = default.as_str().map_or_else(|| default.to_string(), str::to_owned);
+        let is_row = |row: &&str| {
+            let mut cells = row.split('|').map(str::trim).skip(1);
+            cells.next() == Some(&code(&field)) && cells.nth(1) == Some(&code(&default))
+        };
+        let row = rows.iter().copied().find(is_row);
+        assert!(row.is_some_and(|row| rows.remove(row)), "{field} with default {default}");
+    }
+    assert!(rows.is_empty(), "no such fields: {rows:?}");
+}
+
+fn flatten(path: &str, value: &Value, out: &mut BTreeMap<String, Value>) {
+    let Value::Object(fields) = value else {
+        out.insert(path.to_owned(), value.clone());
+        return;
+    };
+    for (name, value) in fields {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        flatten(&path, value, out);
+    }
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Our own settings, for which kube-proxy's file has no place.
+//!
+//! They are a second document of the file, which kube-proxy reads past (C1.1), so that one file
+//! serves both.
+
+use super::decode::{Decoder, Value as _, section};
+use super::error::ConfigError;
+use super::tree::Node;
+use super::types::spelled;
+
+/// The `apiVersion` of the document.
+pub const SETTINGS_API_VERSION: &str = "proxyd.io/v1alpha1";
+/// The `kind` of the document.
+pub const SETTINGS_KIND: &str = "ProxydConfiguration";
+
+/// What kube-proxy has no field for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// What to do when the configuration file changes.
+    pub config_change: ConfigChange,
+    /// How nftables rules are written.
+    pub nftables_driver: NftablesDriver,
+}
+
+spelled! {
+    /// What to do when the configuration file has changed to another valid configuration (C5.3).
+    ///
+    /// The file's new content decides. What is not valid is only reported, whatever it says.
+    ConfigChange {
+        /// Say so in log and metrics; the next start takes it in.
+        Report = "Report",
+        /// Start anew at once, in the same process and with the rules in place.
+        Restart = "Restart",
+        /// End with exit code 1, for a supervisor to start the program again.
+        Exit = "Exit",
+    }
+}
+
+spelled! {
+    /// How nftables rules are written.
+    NftablesDriver {
+        /// By netlink.
+        Netlink = "netlink",
+        /// By the program nft.
+        Nft = "nft",
+    }
+}
+
+section! {
+    /// The document.
+    SettingsDocument {
+        api_version: String = SETTINGS_API_VERSION.to_owned(), "apiVersion";
+        kind: String = SETTINGS_KIND.to_owned(), "kind";
+        config_change: String = ConfigChange::Report.to_string(), "configChange";
+        nftables: NftablesSettings = NftablesSettings::default(), "nftables";
+    }
+}
+
+section! {
+    /// Mode nftables.
+    NftablesSettings {
+        driver: String = NftablesDriver::Netlink.to_string(), "driver";
+    }
+}
+
+impl SettingsDocument {
+    /// Whether a document is this one.
+    pub(super) fn is_meant(root: &Node) -> bool {
+        root.get("apiVersion").and_then(Node::text) == Some(SETTINGS_API_VERSION)
+    }
+
+    /// Reads the document; problems go to the decoder.
+    pub(super) fn read(root: &Node, decoder: &mut Decoder) -> Self {
+        let kind = root.get("kind");
+        if kind.and_then(Node::text) != Some(SETTINGS_KIND) {
+            decoder.refuse(kind.unwrap_or(root), "kind", SETTINGS_KIND);
+        }
+        Self::from_node(root, "", decoder).unwrap_or_default()
+    }
+
+    /// Types the values; those that are not allowed go to the decoder's errors.
+    pub(super) fn check(&self, decoder: &mut Decoder) -> Settings {
+        let change = "Report, Restart or Exit";
+        let driver = "netlink or nft";
+        Settings {
+            config_change: typed(decoder, "configChange", &self.config_change, change)
+                .unwrap_or(ConfigChange::Report),
+            nftables_driver: typed(decoder, "nftables.driver", &self.nftables.driver, driver)
+                .unwrap_or(NftablesDriver::Netlink),
+        }
+    }
+}
+
+fn typed<T: std::str::FromStr>(
+    decoder: &mut Decoder,
+    field: &str,
+    text: &str,
+    allowed: &str,
+) -> Option<T> {
+    let value = text.parse().ok();
+    if value.is_none() {
+        let place = decoder.lines.get(field).map(|line| decoder.place(*line));
+        decoder.errors.push(ConfigError::Field {
+            place,
+            field: field.to_owned(),
+            value: format!("{text:?}"),
+            allowed: allowed.to_owned(),
+        });
+    }
+    value
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { config_change: ConfigChange::Report, nftables_driver: NftablesDriver::Netlink }
+    }
+}
+
+impl Settings {
+    /// The document that says this.
+    #[must_use]
+    pub fn to_json(self) -> serde_json::Value {
+        SettingsDocument {
+            config_change: self.config_change.to_string(),
+            nftables: NftablesSettings { driver: self.nftables_driver.to_string() },
+            ..SettingsDocument::default()
+        }
+        .to_json()
+    }
+}

@@ -1,0 +1,65 @@
+//! Our own settings, in a document that kube-proxy reads past (C1.1).
+
+use proxyd::config::{ConfigChange, Mode, NftablesDriver, Settings, write_config};
+
+use crate::{HEAD, KUBEADM, errors, file, load_with};
+
+const OWN: &str = "apiVersion: proxyd.io/v1alpha1\nkind: ProxydConfiguration\n";
+
+fn both(own: &str) -> String {
+    format!("{HEAD}mode: ipvs\n---\n{OWN}{own}\n")
+}
+
+#[test]
+fn a_file_without_the_document_has_the_defaults() {
+    let defaults =
+        Settings { config_change: ConfigChange::Report, nftables_driver: NftablesDriver::Netlink };
+    for text in [KUBEADM.to_owned(), both(""), both("configChange: null\nnftables: {driver: ''}")] {
+        let loaded = load_with(&text, &[]).unwrap();
+        assert_eq!(loaded.config.settings, defaults, "{text}");
+    }
+    let loaded = load_with(&both(""), &[]).unwrap();
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+}
+
+#[test]
+fn values_are_taken_and_written_back() {
+    for (change, driver) in [("Restart", "nft"), ("Exit", "netlink"), ("Report", "nft")] {
+        let text = both(&format!("configChange: {change}\nnftables:\n  driver: {driver}"));
+        let loaded = load_with(&text, &[]).unwrap();
+        assert_eq!(loaded.config.mode, Mode::Ipvs, "the first document counts as before");
+        let Settings { config_change, nftables_driver } = loaded.config.settings;
+        assert_eq!((config_change.as_str(), nftables_driver.as_str()), (change, driver));
+        let again = load_with(&write_config(&loaded.config), &[]).unwrap();
+        assert_eq!(again.config, loaded.config);
+    }
+    let written = write_config(&file("").unwrap().config);
+    assert!(!written.contains("proxyd.io"), "the defaults need no document: {written}");
+}
+
+#[test]
+fn values_that_are_not_allowed_name_line_and_field_all_at_once() {
+    let text = both("configChange: restart\nnftables:\n  driver: [a]\n  drive: nft");
+    assert_eq!(
+        errors(load_with(&text, &[])),
+        [
+            "f.yaml:9: nftables.driver: a list is not allowed: must be a string (numbers, true, yes \
+             and the like need quotes)",
+            "f.yaml:7: configChange: \"restart\" is not allowed: must be Report, Restart or Exit",
+        ]
+    );
+    let kind = errors(load_with(&both("").replace("ProxydConf", "Conf"), &[]));
+    assert_eq!(
+        kind,
+        ["f.yaml:6: kind: \"Configuration\" is not allowed: must be ProxydConfiguration"]
+    );
+}
+
+#[test]
+fn unknown_fields_and_a_second_such_document_warn() {
+    let loaded = load_with(&both("Nftables: {}\nx: 1\n---\napiVersion: proxyd.io/v1alpha1"), &[]);
+    let warnings = loaded.unwrap().warnings;
+    assert!(warnings[0].contains("did you mean \"nftables\"?"), "{warnings:?}");
+    assert!(warnings[1].contains("unknown field \"x\" is ignored"), "{warnings:?}");
+    assert!(warnings[2].contains("f.yaml:10: this document is IGNORED"), "{warnings:?}");
+}
