@@ -62,10 +62,22 @@ pub fn run(
     input: &[u8],
     limit: Duration,
 ) -> Result<Output, ProgramError> {
+    run_in(program, arguments, &[], input, limit)
+}
+
+/// Like [`run`], with these variables of our environment passed on as well.
+pub fn run_in(
+    program: &str,
+    arguments: &[&str],
+    environment: &[&str],
+    input: &[u8],
+    limit: Duration,
+) -> Result<Output, ProgramError> {
+    let passed = ["PATH"].iter().chain(environment);
     let mut child = Command::new(program)
         .args(arguments)
         .env_clear()
-        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .envs(passed.filter_map(|name| Some((name, std::env::var_os(name)?))))
         .env("LC_ALL", "C")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

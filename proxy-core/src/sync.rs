@@ -17,10 +17,6 @@ use crate::resolved::{Pool, PoolKind, ResolvedPort, ResolvedService};
 use crate::rules::{RuleDelta, RuleSet, reconcile, reconcile_sorted};
 use crate::table::{DriftSignal, ServiceTable, TableError, TableErrorKind};
 
-/// A full comparison commits about this many objects at a time, so that the first Services work
-/// before the last ones are written.
-const GROUP_OBJECTS: usize = 4096;
-
 /// What a successful sync did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
@@ -309,7 +305,7 @@ impl<T: ServiceTable> Synchronizer<T> {
             changed: 0,
         };
         let replaces_all = self.table.replaces_all();
-        let group_objects = if replaces_all { usize::MAX } else { GROUP_OBJECTS };
+        let group_objects = if replaces_all { usize::MAX } else { self.table.commit_objects() };
         let mut group = Vec::new();
         let mut objects = 0;
         for owner in self.owners() {

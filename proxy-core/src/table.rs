@@ -61,6 +61,13 @@ pub trait ServiceTable: Send {
         false
     }
 
+    /// About how many objects a comparison of everything commits at a time. Less lets the first
+    /// Services work before the last ones are written; more suits kernels for which each commit
+    /// costs as much as a whole table.
+    fn commit_objects(&self) -> usize {
+        4096
+    }
+
     /// Removes everything that is ours.
     async fn clear(&mut self) -> Result<(), TableError>;
 

@@ -130,7 +130,10 @@ impl StatusPages {
         Self {
             metrics,
             mode: config.mode.as_str(),
-            config: json!({ "kubeproxy.config.k8s.io": config::config_json(config) }),
+            config: json!({
+                "kubeproxy.config.k8s.io": config::config_json(config),
+                SETTINGS_KEY: config.settings.to_json(),
+            }),
             flags: all_flags(flags),
             has_statusz: config.feature_gates.enabled("ComponentStatusz"),
             has_flagz: config.feature_gates.enabled("ComponentFlagz"),

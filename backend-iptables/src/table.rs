@@ -1,0 +1,135 @@
+//! The tables of one family, as a [`ServiceTable`].
+
+use async_trait::async_trait;
+use proxy_core::address::IpFamily;
+use proxy_core::node::{LocalDetector, NodeFacts};
+use proxy_core::resolved::ResolvedService;
+use proxy_core::rules::{Change, RuleDelta};
+use proxy_core::table::{ServiceTable, TableError, TableErrorKind};
+
+use crate::compile::{self, TableConfig};
+use crate::layout;
+use crate::model::{Key, Rule, Rules, Table, Text};
+use crate::saved;
+use crate::script::script;
+use crate::text;
+use crate::tool::{Tool, Variant};
+
+/// How many objects iptables-nft takes at a time: its time grows with the square of the chains in
+/// one run, and each run costs as much as it takes to read the chains that are there.
+const NFT_COMMIT_OBJECTS: usize = 3000;
+
+/// Service rules of one family in the tables `filter` and `nat`.
+#[derive(Debug)]
+pub struct IptablesTable {
+    config: TableConfig,
+    tool: Tool,
+    localnet_rule: Option<String>,
+}
+
+impl IptablesTable {
+    /// The table that these programs read and write.
+    pub fn new(config: &TableConfig, tool: Tool) -> Result<Self, TableError> {
+        if let Some(LocalDetector::Interface(name) | LocalDetector::InterfacePrefix(name)) =
+            &config.detector
+            && !is_interface_name(name)
+        {
+            let operation = format!("use {name:?} as the name of an interface");
+            return Err(TableError::new(TableErrorKind::Unsupported, operation));
+        }
+        let localnet_rule = config.guards_loopback().then(compile::localnet_rule);
+        Ok(Self { config: config.clone(), tool, localnet_rule })
+    }
+
+    /// The variant of iptables that is used.
+    pub fn variant(&self) -> Variant {
+        self.tool.variant()
+    }
+
+    fn read(&self) -> Result<Rules, TableError> {
+        let mut rules = Rules::new();
+        for table in Table::ALL {
+            let saved = self.tool.save(table).map_err(|error| {
+                error.into_table_error(format!("read the table {}", table.as_str()))
+            })?;
+            saved::parse(table, &saved, self.localnet_rule.as_deref(), &mut rules);
+        }
+        Ok(rules)
+    }
+
+    fn write(&self, delta: &RuleDelta<Key, Rule>) -> Result<(), TableError> {
+        if delta.is_empty() {
+            return Ok(());
+        }
+        let operation = || format!("write {} chains and rules", delta.len());
+        self.tool.restore(&script(delta)).map_err(|error| error.into_table_error(operation()))
+    }
+}
+
+/// What the kernel and the tools take for an interface, and nothing that they take for more.
+fn is_interface_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_graphic() && !"\"'\\/!+".contains(c);
+    (1..16).contains(&name.len()) && name.chars().all(is_plain)
+}
+
+#[async_trait]
+impl ServiceTable for IptablesTable {
+    type Key = Key;
+    type Rule = Rule;
+
+    fn family(&self) -> IpFamily {
+        self.config.family
+    }
+
+    fn compile_node(&self, node: &NodeFacts, out: &mut Rules) {
+        self.config.node(node, out);
+    }
+
+    fn compile_service(&self, service: &ResolvedService, out: &mut Rules) {
+        self.config.service(service, out);
+    }
+
+    fn is_shared(key: &Key) -> bool {
+        match key {
+            Key::Chain(_, _, name) => layout::is_branch(name),
+            Key::Entry { chain, rule, .. } => layout::is_branching(chain, rule),
+            Key::Jumps(..) => false,
+        }
+    }
+
+    fn commit_objects(&self) -> usize {
+        match self.tool.variant() {
+            Variant::Nft => NFT_COMMIT_OBJECTS,
+            // Each commit replaces whole tables.
+            Variant::Legacy => usize::MAX,
+        }
+    }
+
+    async fn observe(&mut self) -> Result<Rules, TableError> {
+        self.read()
+    }
+
+    async fn commit(&mut self, delta: &RuleDelta<Key, Rule>) -> Result<(), TableError> {
+        self.write(delta)
+    }
+
+    async fn clear(&mut self) -> Result<(), TableError> {
+        let mut changes = Vec::new();
+        for (key, rule) in self.read()? {
+            match (key, rule) {
+                // The kubelet's as well.
+                (Key::Chain(_, _, name) | Key::Entry { chain: name, .. }, _)
+                    if &*name == layout::LOCALNET_FIREWALL => {}
+                (key @ Key::Jumps(..), Rule::Jumps(texts)) => {
+                    let ours = |it: &&Text| text::target(it) != layout::LOCALNET_FIREWALL;
+                    let rule = Rule::Jumps(texts.iter().filter(ours).cloned().collect());
+                    changes.push(Change::Remove { key, rule });
+                }
+                (key, rule) => changes.push(Change::Remove { key, rule }),
+            }
+        }
+        // What leads to a chain goes first.
+        changes.reverse();
+        self.write(&RuleDelta { changes })
+    }
+}
