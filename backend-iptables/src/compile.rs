@@ -26,6 +26,9 @@ pub struct TableConfig {
     pub masquerade_bit: u8,
     /// Whether node ports answer on 127.0.0.1; IPv4 only.
     pub localhost_node_ports: bool,
+    /// Whether the kernel is to route 127.0.0.0/8 (`route_localnet`), without which these answer
+    /// nobody; IPv4 only. Set once what keeps neighbours out is installed.
+    pub routes_localnet: bool,
     /// Whether forwarded packets of no valid connection are dropped: not where
     /// `nf_conntrack_tcp_be_liberal` is set.
     pub drops_invalid: bool,

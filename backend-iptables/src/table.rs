@@ -5,7 +5,7 @@ use proxy_core::address::IpFamily;
 use proxy_core::node::{LocalDetector, NodeFacts};
 use proxy_core::resolved::ResolvedService;
 use proxy_core::rules::{Change, RuleDelta};
-use proxy_core::table::{ServiceTable, TableError, TableErrorKind};
+use proxy_core::table::{ServiceTable, TableError, TableErrorKind, error_chain};
 
 use crate::compile::{self, TableConfig};
 use crate::layout;
@@ -25,7 +25,12 @@ pub struct IptablesTable {
     config: TableConfig,
     tool: Tool,
     localnet_rule: Option<String>,
+    /// Whether the kernel has been told to route 127.0.0.0/8.
+    routes_localnet: bool,
 }
+
+/// Lets packets that were translated leave from 127.0.0.1.
+const ROUTE_LOCALNET: &str = "net.ipv4.conf.all.route_localnet";
 
 impl IptablesTable {
     /// The table that these programs read and write.
@@ -38,12 +43,27 @@ impl IptablesTable {
             return Err(TableError::new(TableErrorKind::Unsupported, operation));
         }
         let localnet_rule = config.guards_loopback().then(compile::localnet_rule);
-        Ok(Self { config: config.clone(), tool, localnet_rule })
+        Ok(Self { config: config.clone(), tool, localnet_rule, routes_localnet: false })
     }
 
     /// The variant of iptables that is used.
     pub fn variant(&self) -> Variant {
         self.tool.variant()
+    }
+
+    /// Opens 127.0.0.0/8 to node ports, once the rule that keeps neighbours out is in `rules`.
+    fn route_localnet<'a>(&mut self, mut rules: impl Iterator<Item = &'a Key>) {
+        let wants = self.config.routes_localnet && self.config.guards_loopback();
+        let is_guard = |key: &Key| matches!(key, Key::Entry { chain, .. } if &**chain == layout::LOCALNET_FIREWALL);
+        if self.routes_localnet || !wants || !rules.any(is_guard) {
+            return;
+        }
+        self.routes_localnet = true;
+        let is_on = node_sys::sysctl::read(ROUTE_LOCALNET).is_ok_and(|value| value.trim() == "1");
+        if !is_on && let Err(error) = node_sys::sysctl::write(ROUTE_LOCALNET, "1") {
+            let error = error_chain(&error);
+            tracing::warn!(error, "node ports will not answer on 127.0.0.1");
+        }
     }
 
     fn read(&self) -> Result<Rules, TableError> {
@@ -106,11 +126,15 @@ impl ServiceTable for IptablesTable {
     }
 
     async fn observe(&mut self) -> Result<Rules, TableError> {
-        self.read()
+        let rules = self.read()?;
+        self.route_localnet(rules.iter().map(|(key, _)| key));
+        Ok(rules)
     }
 
     async fn commit(&mut self, delta: &RuleDelta<Key, Rule>) -> Result<(), TableError> {
-        self.write(delta)
+        self.write(delta)?;
+        self.route_localnet(delta.changes.iter().map(Change::key));
+        Ok(())
     }
 
     async fn clear(&mut self) -> Result<(), TableError> {

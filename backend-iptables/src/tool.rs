@@ -217,6 +217,11 @@ impl Tool {
         self.variant
     }
 
+    /// Reads the tables, to see that it can be done: by this process, on this kernel.
+    pub fn check(&self) -> Result<(), ToolError> {
+        Table::ALL.into_iter().try_for_each(|table| self.save(table).map(drop))
+    }
+
     /// All chains and rules of a table, in the form of `iptables-save`.
     pub fn save(&self, table: Table) -> Result<String, ToolError> {
         self.save_named(table.as_str())

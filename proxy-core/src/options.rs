@@ -37,6 +37,8 @@ pub struct Options {
     pub masquerade_all: bool,
     /// Where node ports answer.
     pub node_port_addresses: NodePortSelection,
+    /// Whether 127.0.0.1 can be one of the addresses on which node ports answer (mode iptables).
+    pub loopback_node_ports: bool,
     /// `bindAddress`, if it is a specified address: stands for the node's own (S7.2).
     pub bind_address: Option<IpAddr>,
     /// Whether `spec.externalIPs` is served (gate `AllowServiceExternalIPs`).
@@ -51,6 +53,7 @@ impl Options {
             detect_local: DetectLocal::ClusterCidr(Vec::new()),
             masquerade_all: false,
             node_port_addresses: NodePortSelection::Ranges(Vec::new()),
+            loopback_node_ports: false,
             bind_address: None,
             allow_external_ips: true,
         }

@@ -132,7 +132,7 @@ impl StatusPages {
             mode: config.mode.as_str(),
             config: json!({
                 "kubeproxy.config.k8s.io": config::config_json(config),
-                SETTINGS_KEY: config.settings.to_json(),
+                "proxyd.io": config.settings.to_json(),
             }),
             flags: all_flags(flags),
             has_statusz: config.feature_gates.enabled("ComponentStatusz"),

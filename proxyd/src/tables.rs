@@ -1,13 +1,14 @@
 //! From configuration to tables: one for each family that the node has.
 
+#[cfg(feature = "iptables")]
+mod iptables;
+
 use anyhow::{Context as _, bail};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::options::{DetectLocal, NodePortSelection, Options};
 use proxy_core::store::Store;
-#[cfg(feature = "nftables")]
-use proxy_core::sync::Synchronizer;
-use proxy_core::sync::TableSync;
+use proxy_core::sync::{Synchronizer, TableSync};
 
 #[cfg(feature = "nftables")]
 use crate::config::NftablesDriver;
@@ -16,6 +17,8 @@ use crate::render::Output;
 
 /// The modes that this build has.
 pub const MODES: &[Mode] = &[
+    #[cfg(feature = "iptables")]
+    Mode::Iptables,
     #[cfg(feature = "nftables")]
     Mode::Nftables,
 ];
@@ -52,6 +55,8 @@ pub fn options(config: &KubeProxyConfiguration) -> anyhow::Result<Options> {
         config::NodePortAddresses::Cidrs(ranges) => NodePortSelection::Ranges(ranges.clone()),
     };
     options.bind_address = Some(config.bind_address).filter(|address| !address.is_unspecified());
+    options.loopback_node_ports =
+        config.mode == Mode::Iptables && config.iptables.localhost_node_ports;
     options.allow_external_ips = config.feature_gates.allow_service_external_ips();
     Ok(options)
 }
@@ -84,7 +89,16 @@ pub fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::
             }
             Ok(())
         }
-        _ => bail!("mode {mode} is not in this build; available: {}", modes()),
+        #[cfg(feature = "iptables")]
+        Mode::Iptables => {
+            for family in families {
+                let tool = iptables::tool(config, *family).with_context(|| unavailable(mode))?;
+                tool.check().with_context(|| unavailable(mode))?;
+            }
+            Ok(())
+        }
+        #[allow(unreachable_patterns, reason = "which patterns are left depends on features")]
+        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 
@@ -114,6 +128,14 @@ pub fn table(
                 }
             })
         }
+        #[cfg(feature = "iptables")]
+        Mode::Iptables => {
+            let tool = iptables::tool(config, family)?;
+            tracing::info!(%family, variant = %tool.variant(), "iptables");
+            let config = iptables::config(config, family, detector);
+            let table = backend_iptables::IptablesTable::new(&config, tool)?;
+            Ok(Box::new(Synchronizer::new(table)))
+        }
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
@@ -129,6 +151,8 @@ pub fn render(
     match config.mode {
         #[cfg(feature = "nftables")]
         Mode::Nftables => Ok(render_nftables(config, store, families, output)),
+        #[cfg(feature = "iptables")]
+        Mode::Iptables => iptables::render(config, store, families, output),
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }

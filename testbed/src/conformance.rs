@@ -9,11 +9,13 @@
 mod judge;
 mod setup;
 
+use std::fmt;
 use std::path::Path;
 use std::process::Command;
+use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use crate::cases::{Case, Check, Mode, Need};
 use crate::manifests::Manifests;
@@ -28,6 +30,46 @@ const START_LIMIT: Duration = Duration::from_secs(15);
 const CHANGE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a check may take to come true once the canary answered.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
+
+/// A mode as it is tried: mode iptables once with each kind of iptables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// A mode.
+    Mode(Mode),
+    /// Mode iptables with this variant: `nft` or `legacy`.
+    Iptables(&'static str),
+}
+
+impl Flavour {
+    /// Its mode.
+    pub fn mode(self) -> Mode {
+        match self {
+            Self::Mode(mode) => mode,
+            Self::Iptables(_) => Mode::Iptables,
+        }
+    }
+}
+
+impl fmt::Display for Flavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mode(mode) => write!(f, "{mode}"),
+            Self::Iptables(variant) => write!(f, "iptables-{variant}"),
+        }
+    }
+}
+
+impl FromStr for Flavour {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "iptables-nft" => Self::Iptables("nft"),
+            "iptables-legacy" => Self::Iptables("legacy"),
+            _ => Self::Mode(text.parse()?),
+        })
+    }
+}
 
 /// The program under test, as a command line with placeholders.
 ///
@@ -86,9 +128,10 @@ fn has_sctp() -> bool {
 }
 
 /// Plays a case; the error tells what did not hold and what the program said.
-pub fn run(case: &Case, mode: Mode, subject: &Subject) -> Result<()> {
+pub fn run(case: &Case, flavour: Flavour, subject: &Subject) -> Result<()> {
+    let mode = flavour.mode();
     ensure!(case.modes.contains(&mode), "{} is not for mode {mode}", case.name);
-    let mut play = Play::start(case, mode, subject)?;
+    let mut play = Play::start(case, flavour, subject)?;
     play.stages().map_err(|error| {
         let rules = std::env::var_os("PROXYD_DUMP").map(|_| play.rules()).unwrap_or_default();
         let why = case.why.as_deref().unwrap_or_default();
@@ -106,13 +149,14 @@ struct Play<'a> {
 }
 
 impl<'a> Play<'a> {
-    fn start(case: &'a Case, mode: Mode, subject: &Subject) -> Result<Self> {
+    fn start(case: &'a Case, flavour: Flavour, subject: &Subject) -> Result<Self> {
+        let mode = flavour.mode();
         let world = setup::world(case).context("building the world")?;
         let mut manifests = Manifests::new()?;
         setup::cluster(case, &mut manifests).context("writing the objects")?;
         Canary::of_stage(0).write(case.family, &mut manifests)?;
         let config = manifests.beside("config.yaml");
-        setup::config(case, mode, &config).context("writing the configuration")?;
+        setup::config(case, flavour, &config).context("writing the configuration")?;
         let mut command = subject.command(mode, &manifests.folder(), &config)?;
         let proxy = Proxyd::start(world.node(), &mut command, &manifests.beside("log"))?;
         Ok(Self { case, proxy, judge: Judge::new(mode), manifests, world })
@@ -165,11 +209,16 @@ impl<'a> Play<'a> {
 
     /// The node's rules, to look at after a failure.
     fn rules(&self) -> String {
-        let listed =
-            self.world.at(Place::Node, || Command::new("nft").args(["list", "ruleset"]).output());
-        listed.map_or_else(
-            |error| format!("(no rules: {error})\n"),
-            |output| format!("--- rules\n{}", String::from_utf8_lossy(&output.stdout)),
-        )
+        let list = |words: &[&str]| {
+            let listed =
+                self.world.at(Place::Node, || Command::new(words[0]).args(&words[1..]).output());
+            listed.map_or_else(
+                |error| format!("(no rules: {error})\n"),
+                |output| format!("--- {words:?}\n{}", String::from_utf8_lossy(&output.stdout)),
+            )
+        };
+        list(&["nft", "list", "ruleset"])
+            + &list(&["iptables-legacy-save"])
+            + &list(&["ip6tables-legacy-save"])
     }
 }

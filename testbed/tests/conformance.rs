@@ -1,8 +1,10 @@
 //! Every conformance case in every mode that is asked for, each a test of its own.
 //!
-//! `PROXYD_MODES` lists the modes (default `nftables`), `PROXYD_BIN` or `PROXYD_COMMAND` choose the
-//! program, `PROXYD_CASES` another folder of cases. A case that this machine cannot play is
-//! reported as ignored, with the reason; with `CI` set, missing privilege fails instead.
+//! `PROXYD_MODES` lists the modes, of which `iptables-nft` and `iptables-legacy` are mode iptables
+//! with each kind of iptables (default: all that this kernel has). `PROXYD_BIN` or
+//! `PROXYD_COMMAND` choose the program, `PROXYD_CASES` another folder of cases. A case that this
+//! machine cannot play is reported as ignored, with the reason; with `CI` set, missing privilege
+//! fails instead.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,9 +13,12 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use testbed::cases::{Case, Mode, folder, load};
-use testbed::conformance::{Subject, missing_need, run};
+use testbed::cases::{Case, folder, load};
+use testbed::conformance::{Flavour, Subject, missing_need, run};
 use testbed::netns::missing_privilege;
+
+/// What is tried unless something else is asked for.
+const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy";
 
 /// Worlds at once; most of a case's time is waiting.
 const WORLDS: usize = 8;
@@ -27,26 +32,27 @@ fn main() -> Result<ExitCode> {
 }
 
 fn trials() -> Result<Vec<Trial>> {
-    let modes = std::env::var("PROXYD_MODES").unwrap_or_else(|_| "nftables".to_owned());
-    let modes: Vec<Mode> =
-        modes.split(',').map(|mode| mode.trim().parse()).collect::<Result<_>>()?;
+    let flavours = std::env::var("PROXYD_MODES").unwrap_or_else(|_| FLAVOURS.to_owned());
+    let flavours: Vec<Flavour> =
+        flavours.split(',').map(|flavour| flavour.trim().parse()).collect::<Result<_>>()?;
     let cases = std::env::var_os("PROXYD_CASES").map_or_else(folder, PathBuf::from);
     let missing = Arc::new(missing_privilege());
     let mut trials = Vec::new();
     for case in load(&cases).context("reading the cases")? {
         let case = Arc::new(case);
-        for mode in modes.iter().copied().filter(|mode| case.modes.contains(mode)) {
+        let fits = |flavour: &&Flavour| case.modes.contains(&flavour.mode());
+        for flavour in flavours.iter().filter(fits).copied() {
             let (played, missing) = (Arc::clone(&case), Arc::clone(&missing));
-            let name = format!("{mode}::{}::{}", case.feature, case.name);
+            let name = format!("{flavour}::{}::{}", case.feature, case.name);
             trials.push(Trial::ignorable_test(name, move || {
-                play(&played, mode, missing.as_ref().as_ref())
+                play(&played, flavour, missing.as_ref().as_ref())
             }));
         }
     }
     Ok(trials)
 }
 
-fn play(case: &Case, mode: Mode, missing: Option<&String>) -> Result<Completion, Failed> {
+fn play(case: &Case, flavour: Flavour, missing: Option<&String>) -> Result<Completion, Failed> {
     if let Some(reason) = missing {
         let reason = format!("no network namespaces: {reason}");
         let must_run = std::env::var_os("CI").is_some();
@@ -55,6 +61,6 @@ fn play(case: &Case, mode: Mode, missing: Option<&String>) -> Result<Completion,
     if let Some(reason) = missing_need(case) {
         return Ok(Completion::ignored_with(reason));
     }
-    let played = Subject::from_env().and_then(|subject| run(case, mode, &subject));
+    let played = Subject::from_env().and_then(|subject| run(case, flavour, &subject));
     played.map(|()| Completion::Completed).map_err(|error| format!("{error:#}").into())
 }

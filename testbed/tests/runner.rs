@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use tempfile::TempDir;
 use testbed::cases::{Case, Mode, parse};
-use testbed::conformance::{Subject, run};
+use testbed::conformance::{Flavour, Subject, run};
 use testbed::netns::namespaces_available;
 
 const CASE: &str = "
@@ -86,7 +86,7 @@ fn a_case_is_played_through_its_stages() {
     }
     let folder = tempfile::tempdir().unwrap();
     let subject = subject(&folder, SCRIPT).unwrap();
-    run(&case().unwrap(), Mode::Nftables, &subject).unwrap();
+    run(&case().unwrap(), Flavour::Mode(Mode::Nftables), &subject).unwrap();
 }
 
 #[test]
@@ -96,7 +96,9 @@ fn wrong_rules_fail_with_check_reason_and_log() {
     }
     let folder = tempfile::tempdir().unwrap();
     let subject = subject(&folder, &SCRIPT.replace("dnat to 10.180.1.11", "dnat to 10.180.1.12"));
-    let error = run(&case().unwrap(), Mode::Nftables, &subject.unwrap()).unwrap_err().to_string();
+    let error = run(&case().unwrap(), Flavour::Mode(Mode::Nftables), &subject.unwrap())
+        .unwrap_err()
+        .to_string();
     for said in ["after step 1", "172.30.0.1:80/TCP", "was answered by 10.180.1.12:8080"] {
         assert!(error.contains(said), "{error}");
     }
@@ -113,7 +115,8 @@ fn a_program_that_ends_fails_at_once() {
     }
     let folder = tempfile::tempdir().unwrap();
     let subject = subject(&folder, "echo no such mode: $2; exit 3").unwrap();
-    let error = run(&case().unwrap(), Mode::Nftables, &subject).unwrap_err().to_string();
+    let error =
+        run(&case().unwrap(), Flavour::Mode(Mode::Nftables), &subject).unwrap_err().to_string();
     assert!(
         error.contains("ended by itself") && error.contains("no such mode: nftables"),
         "{error}"

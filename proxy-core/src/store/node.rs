@@ -145,8 +145,10 @@ impl Place<'_> {
             return NodePortAddresses::All;
         }
         let addresses = self.interface_addresses.iter().copied();
+        let loopback = self.options.loopback_node_ports && family == IpFamily::V4;
         let chosen = addresses.filter(|&address| {
-            !address.is_loopback() && ranges.clone().any(|range| range.contains(address))
+            (loopback || !address.is_loopback())
+                && ranges.clone().any(|range| range.contains(address))
         });
         NodePortAddresses::Only(chosen.collect())
     }

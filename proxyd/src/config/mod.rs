@@ -37,7 +37,9 @@ pub use error::{ConfigError, ConfigErrors, Place};
 pub use flags::Flags;
 pub use gates::FeatureGates;
 pub use scalar::{GoDuration, ParseDurationError};
-pub use settings::{ConfigChange, NftablesDriver, SETTINGS_API_VERSION, SETTINGS_KIND, Settings};
+pub use settings::{
+    ConfigChange, IptablesVariant, NftablesDriver, SETTINGS_API_VERSION, SETTINGS_KIND, Settings,
+};
 pub use types::{
     ClientConnection, Conntrack, DetectLocal, DetectLocalMode, Iptables, Ipvs,
     KubeProxyConfiguration, LogFormat, LogOutput, Logging, Mode, Nftables, NodePortAddresses,

@@ -20,6 +20,8 @@ pub struct Settings {
     pub config_change: ConfigChange,
     /// How nftables rules are written.
     pub nftables_driver: NftablesDriver,
+    /// Which kind of iptables holds the rules of mode iptables.
+    pub iptables_variant: IptablesVariant,
 }
 
 spelled! {
@@ -46,6 +48,18 @@ spelled! {
     }
 }
 
+spelled! {
+    /// Which kind of iptables holds the rules.
+    IptablesVariant {
+        /// The one that the rest of the node uses.
+        Auto = "auto",
+        /// That of nf_tables.
+        Nft = "nft",
+        /// That of ip_tables.
+        Legacy = "legacy",
+    }
+}
+
 section! {
     /// The document.
     SettingsDocument {
@@ -53,6 +67,14 @@ section! {
         kind: String = SETTINGS_KIND.to_owned(), "kind";
         config_change: String = ConfigChange::Report.to_string(), "configChange";
         nftables: NftablesSettings = NftablesSettings::default(), "nftables";
+        iptables: IptablesSettings = IptablesSettings::default(), "iptables";
+    }
+}
+
+section! {
+    /// Mode iptables.
+    IptablesSettings {
+        variant: String = IptablesVariant::Auto.to_string(), "variant";
     }
 }
 
@@ -82,11 +104,14 @@ impl SettingsDocument {
     pub(super) fn check(&self, decoder: &mut Decoder) -> Settings {
         let change = "Report, Restart or Exit";
         let driver = "netlink or nft";
+        let variant = "auto, nft or legacy";
         Settings {
             config_change: typed(decoder, "configChange", &self.config_change, change)
                 .unwrap_or(ConfigChange::Report),
             nftables_driver: typed(decoder, "nftables.driver", &self.nftables.driver, driver)
                 .unwrap_or(NftablesDriver::Netlink),
+            iptables_variant: typed(decoder, "iptables.variant", &self.iptables.variant, variant)
+                .unwrap_or(IptablesVariant::Auto),
         }
     }
 }
@@ -112,7 +137,11 @@ fn typed<T: std::str::FromStr>(
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { config_change: ConfigChange::Report, nftables_driver: NftablesDriver::Netlink }
+        Self {
+            config_change: ConfigChange::Report,
+            nftables_driver: NftablesDriver::Netlink,
+            iptables_variant: IptablesVariant::Auto,
+        }
     }
 }
 
@@ -123,6 +152,7 @@ impl Settings {
         SettingsDocument {
             config_change: self.config_change.to_string(),
             nftables: NftablesSettings { driver: self.nftables_driver.to_string() },
+            iptables: IptablesSettings { variant: self.iptables_variant.to_string() },
             ..SettingsDocument::default()
         }
         .to_json()

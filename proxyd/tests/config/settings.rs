@@ -1,6 +1,6 @@
 //! Our own settings, in a document that kube-proxy reads past (C1.1).
 
-use proxyd::config::{ConfigChange, Mode, NftablesDriver, Settings, write_config};
+use proxyd::config::{Mode, Settings, write_config};
 
 use crate::{HEAD, KUBEADM, errors, file, load_with};
 
@@ -12,8 +12,7 @@ fn both(own: &str) -> String {
 
 #[test]
 fn a_file_without_the_document_has_the_defaults() {
-    let defaults =
-        Settings { config_change: ConfigChange::Report, nftables_driver: NftablesDriver::Netlink };
+    let defaults = Settings::default();
     for text in [KUBEADM.to_owned(), both(""), both("configChange: null\nnftables: {driver: ''}")] {
         let loaded = load_with(&text, &[]).unwrap();
         assert_eq!(loaded.config.settings, defaults, "{text}");
@@ -28,7 +27,7 @@ fn values_are_taken_and_written_back() {
         let text = both(&format!("configChange: {change}\nnftables:\n  driver: {driver}"));
         let loaded = load_with(&text, &[]).unwrap();
         assert_eq!(loaded.config.mode, Mode::Ipvs, "the first document counts as before");
-        let Settings { config_change, nftables_driver } = loaded.config.settings;
+        let Settings { config_change, nftables_driver, .. } = loaded.config.settings;
         assert_eq!((config_change.as_str(), nftables_driver.as_str()), (change, driver));
         let again = load_with(&write_config(&loaded.config), &[]).unwrap();
         assert_eq!(again.config, loaded.config);

@@ -137,6 +137,7 @@ async fn s15_configz() {
     assert_eq!(config["apiVersion"], "kubeproxy.config.k8s.io/v1alpha1");
     assert_eq!(config["conntrack"]["min"], 7);
     assert_eq!(config["nodePortAddresses"][0], "primary", "as it was written");
+    assert_eq!(page["proxyd.io"]["configChange"], "Report");
 }
 
 #[tokio::test]

@@ -8,10 +8,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::Flavour;
 use crate::builders::{self, Port, ZONE};
-use crate::cases::{
-    Case, Check, ConnectionCheck, Expectation, Mode, OneOrMore, SeenSource, Verdict,
-};
+use crate::cases::{Case, Check, ConnectionCheck, Expectation, OneOrMore, SeenSource, Verdict};
 use crate::echo::Listen;
 use crate::manifests::Manifests;
 use crate::target::{Protocol, Target};
@@ -111,10 +110,21 @@ pub(super) fn cluster(case: &Case, manifests: &mut Manifests) -> Result<()> {
 }
 
 /// Writes the configuration: what every case needs, then the case's own keys.
-pub(super) fn config(case: &Case, mode: Mode, path: &Path) -> Result<()> {
-    let mut keys = builders::configuration(&mode.to_string(), case.family);
+pub(super) fn config(case: &Case, flavour: Flavour, path: &Path) -> Result<()> {
+    let mut keys = builders::configuration(&flavour.mode().to_string(), case.family);
     keys.as_object_mut().context("configuration")?.extend(case.config.clone());
-    Ok(fs::write(path, serde_json::to_vec_pretty(&keys)?)?)
+    // JSON is YAML.
+    let mut text = serde_json::to_string_pretty(&keys)?;
+    if let Flavour::Iptables(variant) = flavour {
+        let settings = json!({
+            "apiVersion": "proxyd.io/v1alpha1",
+            "kind": "ProxydConfiguration",
+            "iptables": { "variant": variant },
+        });
+        text.push_str("\n---\n");
+        text.push_str(&settings.to_string());
+    }
+    Ok(fs::write(path, text)?)
 }
 
 /// Port of the canary Service and of its endpoint.
