@@ -13,6 +13,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod access;
 mod connection;
 mod objects;
 mod selector;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
+pub use self::access::{Access, PolicyRule};
 use self::objects::Objects;
 
 /// Which requests a fault is for.
@@ -109,6 +111,8 @@ pub enum Streaming {
 pub struct Logged {
     /// When.
     pub at: Instant,
+    /// `GET`, `POST` and so on.
+    pub method: String,
     /// The path.
     pub path: String,
     /// The parameters, decoded.
@@ -118,6 +122,11 @@ pub struct Logged {
 }
 
 impl Logged {
+    /// What the request is for, in the terms of RBAC; `None` if its path is not a resource's.
+    pub fn access(&self) -> Option<Access> {
+        Access::of(&self.method, &self.path, self.is_watch())
+    }
+
     /// Plural name of the resource.
     pub fn resource(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
@@ -145,6 +154,8 @@ struct State {
     /// Resources that the server does not have.
     absent: Vec<String>,
     token: Option<String>,
+    /// What the client may do; `None` for everything.
+    allowed: Option<Vec<PolicyRule>>,
     log: Vec<Logged>,
     /// Rises when watches are to send a bookmark.
     bookmarks: u64,
@@ -326,6 +337,11 @@ impl ApiServer {
     /// The only bearer token that is accepted.
     pub fn set_token(&self, token: &str) {
         self.shared.change(|state| state.token = Some(token.to_owned()));
+    }
+
+    /// Allows what these rules allow, and refuses everything else with status 403, as RBAC does.
+    pub fn set_allowed(&self, rules: Vec<PolicyRule>) {
+        self.shared.change(|state| state.allowed = Some(rules));
     }
 
     /// The requests so far.

@@ -7,11 +7,16 @@ use testbed::world::{Families, NODE_NAME};
 
 use crate::rig::{Rig, is_answer};
 
-const WEB: &str = "172.30.0.10:80/TCP";
+pub(crate) const WEB: &str = "172.30.0.10:80/TCP";
 const LATE: &str = "172.30.0.11:80/TCP";
 
 /// A rig whose program watches a cluster with one Service.
 fn cluster() -> Result<Option<(Rig, ApiServer)>> {
+    prepared(|_| ())
+}
+
+/// The same, with the server prepared before the program starts.
+pub(crate) fn prepared(prepare: impl FnOnce(&ApiServer)) -> Result<Option<(Rig, ApiServer)>> {
     let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(None) };
     let server = rig.world.node().run(ApiServer::start)?;
     for object in builders::cluster(Families::Ipv4) {
@@ -19,6 +24,7 @@ fn cluster() -> Result<Option<(Rig, ApiServer)>> {
     }
     server.apply(builders::service("web", "172.30.0.10", &[Port::HTTP]));
     server.apply(endpoints("web", &["10.180.0.11"]));
+    prepare(&server);
     start(&mut rig, &server)?;
     Ok(Some((rig, server)))
 }

@@ -8,6 +8,7 @@ mod cluster;
 mod foreign;
 mod health;
 mod node;
+mod permissions;
 mod reload;
 mod render;
 mod repair;

@@ -52,7 +52,9 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Logged>>
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
     }
-    let target = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut words = line.split(' ');
+    let method = words.next().unwrap_or_default().to_owned();
+    let target = words.next().unwrap_or_default().to_owned();
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
@@ -68,7 +70,7 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Logged>>
         .filter_map(|pair| pair.split_once('='))
         .map(|(key, value)| (decode(key), decode(value)))
         .collect();
-    Ok(Some(Logged { at: Instant::now(), path: path.to_owned(), query, headers }))
+    Ok(Some(Logged { at: Instant::now(), method, path: path.to_owned(), query, headers }))
 }
 
 /// Text from a URL.
@@ -205,6 +207,13 @@ impl Exchange<'_> {
         if !self.is_welcome() {
             return self.refuse(401, "Unauthorized", "Unauthorized", None);
         }
+        if !self.is_allowed() {
+            let what = self.request.access().map_or_else(
+                || format!("{} {}", self.request.method, self.request.path),
+                |access| access.to_string(),
+            );
+            return self.refuse(403, "Forbidden", &format!("forbidden: cannot {what}"), None);
+        }
         let resource = self.request.resource().to_owned();
         if self.shared.lock().absent.contains(&resource) {
             let message = "the server could not find the requested resource";
@@ -217,6 +226,14 @@ impl Exchange<'_> {
         let state = self.shared.lock();
         let given = self.request.headers.get("authorization");
         state.token.as_ref().is_none_or(|token| given == Some(&format!("Bearer {token}")))
+    }
+
+    fn is_allowed(&self) -> bool {
+        let state = self.shared.lock();
+        state.allowed.as_ref().is_none_or(|rules| {
+            let access = self.request.access();
+            access.is_some_and(|access| rules.iter().any(|rule| rule.allows(&access)))
+        })
     }
 
     fn refuse(
