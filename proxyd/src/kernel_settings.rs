@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use node_sys::sysctl;
+use node_sys::sysctl::{self, SysctlError};
 
 use crate::config::{Flags, KubeProxyConfiguration};
 
@@ -89,6 +89,27 @@ impl Setting {
     /// own conclusion, and the score concerns this process only.
     fn may_be_required(self) -> bool {
         !matches!(self, Self::ConntrackBuckets | Self::OomScoreAdj)
+    }
+
+    /// What is lacking if a write fails like this: something that an operator can give.
+    fn lack(self, error: &anyhow::Error) -> Option<&'static str> {
+        let io = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+        let sysctl = error.chain().find_map(|cause| cause.downcast_ref::<SysctlError>());
+        match (self, sysctl, io.map(io::Error::kind)) {
+            (_, Some(SysctlError::ReadOnly { .. }), _)
+            | (_, _, Some(io::ErrorKind::ReadOnlyFilesystem)) => Some(
+                "writable /proc/sys and /sys, as `proxyd --init-only` has in a privileged container",
+            ),
+            (_, Some(SysctlError::Missing { .. }), _) => Some("kernel module nf_conntrack"),
+            (Self::OomScoreAdj, _, Some(io::ErrorKind::PermissionDenied)) => {
+                Some("capability CAP_SYS_RESOURCE in the host's user namespace")
+            }
+            (Self::ConntrackBuckets, _, Some(io::ErrorKind::PermissionDenied)) => {
+                Some("the host's user root")
+            }
+            (_, Some(SysctlError::Permission { .. }), _) => Some("capability CAP_NET_ADMIN"),
+            _ => None,
+        }
     }
 
     fn read(self) -> Option<i64> {
@@ -285,19 +306,24 @@ fn apply_plan(
             Ok(()) => {
                 tracing::info!(setting = name, value, ?before, field, "kernel setting written");
             }
-            Err(error) if setting.may_be_required() && asked_for.contains(field) => {
-                errors.push(format!("{field}: failed to set {name} to {value}: {error:#}"));
-            }
             Err(error) => {
-                let error = format!("{error:#}");
-                tracing::warn!(
-                    setting = name,
-                    value,
-                    ?before,
-                    field,
-                    error,
-                    "setting left as it is"
-                );
+                let lack = setting.lack(&error);
+                if setting.may_be_required() && asked_for.contains(field) {
+                    let lack = lack.map(|lack| format!(" ({lack})")).unwrap_or_default();
+                    errors
+                        .push(format!("{field}: failed to set {name} to {value}: {error:#}{lack}"));
+                } else {
+                    let error = format!("{error:#}");
+                    tracing::warn!(
+                        setting = name,
+                        value,
+                        ?before,
+                        field,
+                        error,
+                        lack,
+                        "setting left as it is"
+                    );
+                }
             }
         }
     }
@@ -433,6 +459,28 @@ mod tests {
         assert_eq!(refused(&["--oom-score-adj=-5"], &current), None, "S12");
         let both = refused(&["--conntrack-udp-timeout=1s", "--conntrack-tcp-be-liberal"], &current);
         assert!(both.unwrap().contains("; conntrack."), "all of them are reported");
+    }
+
+    #[test]
+    fn what_is_lacking_is_named() {
+        let check = |setting: Setting, error: anyhow::Error, expected: &str| {
+            let lack = setting.lack(&error).unwrap_or_default();
+            assert!(lack.contains(expected), "{setting:?}, {error:#}: {lack:?}");
+        };
+        let name = || "net.x".to_owned();
+        let denied = || SysctlError::Permission {
+            name: name(),
+            source: io::ErrorKind::PermissionDenied.into(),
+        };
+        check(TcpEstablished, denied().into(), "CAP_NET_ADMIN");
+        check(TcpEstablished, SysctlError::ReadOnly { name: name() }.into(), "--init-only");
+        check(Udp, SysctlError::Missing { name: name() }.into(), "nf_conntrack");
+        let file =
+            |kind: io::ErrorKind| anyhow::Error::from(io::Error::from(kind)).context("write");
+        check(OomScoreAdj, file(io::ErrorKind::PermissionDenied), "CAP_SYS_RESOURCE");
+        check(ConntrackBuckets, file(io::ErrorKind::PermissionDenied), "root");
+        check(ConntrackBuckets, file(io::ErrorKind::ReadOnlyFilesystem), "--init-only");
+        assert_eq!(Udp.lack(&file(io::ErrorKind::InvalidInput)), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod foreign;
 mod health;
 mod node;
 mod permissions;
+mod privilege;
 mod reload;
 mod render;
 mod repair;

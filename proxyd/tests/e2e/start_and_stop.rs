@@ -130,16 +130,6 @@ fn unknown_fields_warn() -> Result<()> {
 }
 
 #[test]
-fn a_missing_capability_is_named() -> Result<()> {
-    let Some(rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
-    let ours = rig.command()?;
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"]);
-    command.arg(ours.get_program()).args(ours.get_args());
-    refusal(&rig, &mut command, &["CAP_NET_ADMIN", "nftables"])
-}
-
-#[test]
 fn a_folder_that_appears_later_is_served() -> Result<()> {
     let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
     rig.service("web", "172.30.0.10", &["10.180.0.11"])?;
