@@ -123,7 +123,8 @@ pub fn config_json(config: &KubeProxyConfiguration) -> serde_json::Value {
 
 /// Whether this run talks to an API server.
 fn needs_api(flags: &Flags) -> bool {
-    flags.write_config_to.is_none() && flags.cleanup != Some(true) && flags.manifests.is_none()
+    let ends_before = flags.cleanup == Some(true) || flags.init_only == Some(true);
+    flags.write_config_to.is_none() && !ends_before && flags.manifests.is_none()
 }
 
 fn from_flags(flags: &Flags, checker: &mut Checker) -> Draft {

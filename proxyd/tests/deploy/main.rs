@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 mod container;
+mod guide;
 mod kustomize;
 mod objects;
 mod pods;
