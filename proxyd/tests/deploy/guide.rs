@@ -37,7 +37,7 @@ fn files_that_are_named_are_there() {
     assert!(named > 5, "the guide names {named} files");
     for file in std::fs::read_dir(repository("docs/guides")).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
-        assert!(name.ends_with(".md") || GUIDE.contains(&name), "{name} is not used");
+        assert!(name == "replace-kube-proxy.md" || GUIDE.contains(&name), "{name} is not used");
     }
 }
 
