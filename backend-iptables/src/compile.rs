@@ -254,7 +254,9 @@ impl TableConfig {
             if !frontends.flat_map(|it| it.routes.iter()).any(|it| pool_of(it) == Some(kind)) {
                 continue;
             }
-            let endpoints = &port.port.pool(kind).endpoints;
+            let mut endpoints: Vec<&Endpoint> = port.port.pool(kind).endpoints.iter().collect();
+            // Chances go by position, so all that matters is that equal sets have equal rules.
+            endpoints.sort_by_cached_key(|it| SocketAddr::new(it.address, it.port).to_string());
             let mut rules: Vec<String> =
                 self.cluster_ip_masquerade(port, kind).into_iter().collect();
             let chains: Vec<Text> =
@@ -391,7 +393,7 @@ impl TableConfig {
         }
         let routes = self.effective(frontend.routes);
         if routes.iter().any(|route| pool_of(route).is_some()) {
-            let target = self.target(port, frontend, routes);
+            let target = Self::target(port, frontend, routes);
             let rule =
                 format!("{} -j {target}", port.dialled(frontend.key, kind_word(frontend.kind)));
             let branch = match frontend.key {
@@ -410,7 +412,7 @@ impl TableConfig {
     }
 
     /// The chain that a frontend leads to.
-    fn target(&self, port: &Port<'_>, frontend: &Frontend, routes: Routes) -> Text {
+    fn target(port: &Port<'_>, frontend: &Frontend, routes: Routes) -> Text {
         match frontend.kind {
             FrontendKind::ClusterIp => {
                 let pool = routes.iter().find_map(pool_of).unwrap_or(PoolKind::Cluster);

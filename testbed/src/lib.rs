@@ -16,6 +16,7 @@
 //! | [`cases`], [`conformance`] | the case files and the runner that plays them |
 //! | [`apiserver`] | a pretended API server, with every fault on demand |
 //! | [`builders`], [`scale`] | Kubernetes objects as JSON values, few or many |
+//! | `resolved` (feature) | Services as core hands them to backends |
 //!
 //! All of it works for root and inside an unprivileged user namespace (`unshare -Urn`). The
 //! machine's own network namespace is never changed.
@@ -30,6 +31,8 @@ pub mod http;
 pub mod manifests;
 pub mod netns;
 pub mod proxy;
+#[cfg(feature = "resolved")]
+pub mod resolved;
 pub mod scale;
 pub mod target;
 pub mod traffic;

@@ -18,26 +18,33 @@ use super::{address, forward, frontend};
 /// What a generated Service is made of.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
-pub(crate) struct Recipe {
+pub struct Recipe {
     /// Tells the Services of a state apart.
-    pub(crate) number: u8,
+    pub number: u8,
     /// Host numbers of its endpoints; those below 8 are on this node.
-    pub(crate) endpoints: BTreeSet<u8>,
-    pub(crate) protocol: Protocol,
-    pub(crate) internal_local: bool,
-    pub(crate) external_local: bool,
-    pub(crate) masquerade_all: bool,
-    pub(crate) affinity: Option<u16>,
-    pub(crate) external_ip: bool,
-    pub(crate) node_port: bool,
+    pub endpoints: BTreeSet<u8>,
+    /// Protocol of its port.
+    pub protocol: Protocol,
+    /// Whether `internalTrafficPolicy` is Local.
+    pub internal_local: bool,
+    /// Whether `externalTrafficPolicy` is Local.
+    pub external_local: bool,
+    /// Whether all traffic to the cluster IP is masqueraded.
+    pub masquerade_all: bool,
+    /// How many seconds clients stay with their endpoint.
+    pub affinity: Option<u16>,
+    /// Whether it has an external IP.
+    pub external_ip: bool,
+    /// Whether it has a node port.
+    pub node_port: bool,
     /// Number of load-balancer IPs.
-    pub(crate) balancers: u8,
+    pub balancers: u8,
     /// Which of [`ranges`] the load-balancer IPs admit; all sources, if none.
-    pub(crate) ranges: BTreeSet<u8>,
+    pub ranges: BTreeSet<u8>,
 }
 
 /// Address of a pod. Numbers below 8 are on this node.
-pub(crate) fn pod(family: IpFamily, number: u8) -> IpAddr {
+pub fn pod(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => Ipv4Addr::new(10, 180, 0, number).into(),
         IpFamily::V6 => Ipv6Addr::new(0xfd00, 0x10, 0x180, 0, 0, 0, 0, number.into()).into(),
@@ -70,7 +77,8 @@ fn ranges(family: IpFamily) -> Vec<Cidr> {
 }
 
 impl Recipe {
-    pub(crate) fn name(&self) -> ServiceName {
+    /// Its name.
+    pub fn name(&self) -> ServiceName {
         ServiceName::new("default", format!("svc-{}", self.number))
     }
 
@@ -130,7 +138,8 @@ impl Recipe {
         (!widest.is_empty()).then(|| Arc::from(widest))
     }
 
-    pub(crate) fn build(&self, family: IpFamily) -> Arc<ResolvedService> {
+    /// The Service.
+    pub fn build(&self, family: IpFamily) -> Arc<ResolvedService> {
         let number = u32::from(self.number);
         let cluster_ip = address(family, 172, (30 << 16) | number);
         let (cluster, local) = (self.pool(family, false), self.pool(family, true));
@@ -195,13 +204,13 @@ fn recipe(number: u8) -> impl Strategy<Value = Recipe> {
 }
 
 /// States of up to `count` Services. The same number is the same Service in all of them.
-pub(crate) fn recipes(count: u8) -> impl Strategy<Value = Vec<Recipe>> {
+pub fn recipes(count: u8) -> impl Strategy<Value = Vec<Recipe>> {
     let services: Vec<_> =
         (1..=count).map(|number| proptest::option::weighted(0.8, recipe(number))).collect();
     services.prop_map(|services| services.into_iter().flatten().collect())
 }
 
 /// Builds every Service of a state.
-pub(crate) fn build(recipes: &[Recipe], family: IpFamily) -> Vec<Arc<ResolvedService>> {
+pub fn build(recipes: &[Recipe], family: IpFamily) -> Vec<Arc<ResolvedService>> {
     recipes.iter().map(|recipe| recipe.build(family)).collect()
 }
