@@ -97,7 +97,6 @@ pub fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::
             }
             Ok(())
         }
-        #[allow(unreachable_patterns, reason = "which patterns are left depends on features")]
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }

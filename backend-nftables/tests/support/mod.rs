@@ -5,7 +5,6 @@ pub(crate) mod walk;
 use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
 use backend_nftables::{Key, NftablesTable, Rule, TableConfig};
 use node_sys::host::Capabilities;
