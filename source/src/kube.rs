@@ -19,6 +19,7 @@
 //!   reached.
 
 mod connect;
+pub mod events;
 mod fault;
 mod json;
 mod metrics;
@@ -42,6 +43,7 @@ use tokio::time::{Instant, timeout};
 
 use self::connect::Session;
 pub use self::connect::{Reason, SourceError};
+use self::events::{EventRecorder, EventWriter};
 use self::fault::{Fault, Status};
 use self::json::{Lines, ListItems, NotCut};
 pub use self::metrics::{RestartReason, SourceMetrics};
@@ -79,7 +81,7 @@ pub struct KubeConnection {
 #[derive(Debug)]
 pub struct KubeSource {
     node_name: String,
-    session: Session,
+    session: Arc<Session>,
     limiter: Mutex<Limiter>,
     timing: Timing,
     metrics: Arc<SourceMetrics>,
@@ -97,7 +99,7 @@ impl KubeSource {
         Ok(Self {
             node_name: connection.node_name.clone(),
             limiter: Mutex::new(Limiter::new(connection.qps, connection.burst)),
-            session: Session::new(connection, config),
+            session: Arc::new(Session::new(connection, config)),
             timing: Timing::default(),
             metrics: Arc::new(SourceMetrics::new()),
         })
@@ -112,6 +114,13 @@ impl KubeSource {
     /// What is counted, for reading while [`KubeSource::run`] runs.
     pub fn metrics(&self) -> Arc<SourceMetrics> {
         Arc::clone(&self.metrics)
+    }
+
+    /// A way to write Events of this node. They share connections and credentials with the source,
+    /// not its limits; nothing waits for them.
+    pub fn events(&self) -> (EventRecorder, EventWriter) {
+        let session = Arc::clone(&self.session);
+        EventWriter::new(session, self.timing.clone(), self.node_name.clone())
     }
 
     /// Sends what the cluster has, then what changes, until the receiver of `events` is dropped.

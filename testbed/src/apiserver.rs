@@ -17,6 +17,7 @@ mod access;
 mod connection;
 mod objects;
 mod selector;
+mod write;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -44,6 +45,8 @@ pub enum On {
     StreamingList,
     /// Watches, but for streaming lists.
     Watch,
+    /// What creates or changes an object.
+    Write,
 }
 
 /// What goes wrong.
@@ -119,6 +122,8 @@ pub struct Logged {
     pub query: BTreeMap<String, String>,
     /// The headers, with names in lower case.
     pub headers: BTreeMap<String, String>,
+    /// The body.
+    pub body: Vec<u8>,
 }
 
 impl Logged {
@@ -129,7 +134,23 @@ impl Logged {
 
     /// Plural name of the resource.
     pub fn resource(&self) -> &str {
-        self.path.rsplit('/').next().unwrap_or_default()
+        match self.object() {
+            Some((_, resource, _)) => resource,
+            None => self.path.rsplit('/').next().unwrap_or_default(),
+        }
+    }
+
+    /// Namespace, resource and name, if the path has a namespace; a collection has an empty name.
+    pub fn object(&self) -> Option<(&str, &str, &str)> {
+        let (_, place) = self.path.split_once("/namespaces/")?;
+        let (namespace, place) = place.split_once('/')?;
+        let (resource, name) = place.split_once('/').unwrap_or((place, ""));
+        Some((namespace, resource, name))
+    }
+
+    /// Whether it creates or changes an object.
+    pub fn is_write(&self) -> bool {
+        self.method != "GET"
     }
 
     /// A parameter's value; empty if it is missing.

@@ -28,6 +28,8 @@ pub struct Timing {
     pub watch: Duration,
     /// A watch that lasted this long makes up for all failures before it.
     pub steady: Duration,
+    /// How long repetitions of an Event are gathered before its count is written.
+    pub series: Duration,
 }
 
 impl Default for Timing {
@@ -41,6 +43,7 @@ impl Default for Timing {
             watch_silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
             steady: Duration::from_secs(30),
+            series: Duration::from_secs(60),
         }
     }
 }

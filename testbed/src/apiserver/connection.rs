@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,11 @@ fn read_request(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Logged>>
         .filter_map(|pair| pair.split_once('='))
         .map(|(key, value)| (decode(key), decode(value)))
         .collect();
-    Ok(Some(Logged { at: Instant::now(), method, path: path.to_owned(), query, headers }))
+    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let (at, path) = (Instant::now(), path.to_owned());
+    Ok(Some(Logged { at, method, path, query, headers, body }))
 }
 
 /// Text from a URL.
@@ -90,7 +94,8 @@ impl State {
         let place = self.faults.iter().position(|fault| {
             let applies = match fault.on {
                 On::Any => true,
-                On::List => !request.is_watch(),
+                On::List => !request.is_watch() && !request.is_write(),
+                On::Write => request.is_write(),
                 On::NextPage => request.query.contains_key("continue"),
                 On::StreamingList => request.query.contains_key("sendInitialEvents"),
                 On::Watch => request.is_watch() && !request.query.contains_key("sendInitialEvents"),
@@ -219,7 +224,20 @@ impl Exchange<'_> {
             let message = "the server could not find the requested resource";
             return self.refuse(404, "NotFound", message, None);
         }
+        if self.request.is_write() {
+            return self.write();
+        }
         if self.request.is_watch() { self.watch(&resource) } else { self.list(&resource) }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        match self.shared.change(|state| super::write::write(&mut state.objects, self.request)) {
+            Ok((code, object)) => {
+                self.body.begin(code, "")?;
+                self.body.write(object.to_string().as_bytes())
+            }
+            Err((code, reason, message)) => self.refuse(code, reason, &message, None),
+        }
     }
 
     fn is_welcome(&self) -> bool {

@@ -74,6 +74,10 @@ impl Objects {
         true
     }
 
+    pub(super) fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<&Value> {
+        self.present.get(&(resource.to_owned(), namespace.to_owned(), name.to_owned()))
+    }
+
     pub(super) fn expire(&mut self) {
         self.version += 1;
         self.oldest = self.version;
