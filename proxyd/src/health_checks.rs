@@ -14,6 +14,7 @@ use proxy_core::resolved::HealthCheck;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use crate::events::Events;
 use crate::http::{self, Handler, Response};
 
 /// Pause before a port that was taken is tried again.
@@ -60,9 +61,11 @@ impl Drop for Server {
 pub async fn run(
     mut wanted: watch::Receiver<WantedChecks>,
     is_live: Liveness,
+    events: Events,
     tell_refused: impl Fn(usize),
 ) {
-    let mut servers = Servers { running: BTreeMap::new(), refused: BTreeSet::new(), is_live };
+    let (running, refused) = (BTreeMap::new(), BTreeSet::new());
+    let mut servers = Servers { running, refused, is_live, events };
     loop {
         let checks = wanted.borrow_and_update().clone();
         servers.update(&checks);
@@ -87,6 +90,7 @@ struct Servers {
     /// Ports that could not be bound, so that each is reported once.
     refused: BTreeSet<ServerKey>,
     is_live: Liveness,
+    events: Events,
 }
 
 impl Servers {
@@ -132,6 +136,7 @@ impl Servers {
                         %service, %address, %error,
                         "failed to listen for health checks; trying again"
                     );
+                    self.events.health_check_refused(service, *address, &error);
                     self.refused.insert(key);
                 }
             }

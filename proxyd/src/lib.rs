@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod events;
 pub mod flows;
 pub mod health_checks;
 pub mod healthz;

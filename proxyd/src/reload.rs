@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::config::{self, ConfigChange, Flags, KubeProxyConfiguration, Loaded};
+use crate::events::Events;
 use crate::metrics::{ConfigFileState, Metrics};
 use crate::tables;
 
@@ -30,6 +31,7 @@ pub struct ConfigWatch {
     flags: Flags,
     in_force: KubeProxyConfiguration,
     metrics: Metrics,
+    events: Events,
     /// What was last said, so that it is not said for each event.
     said: Option<Finding>,
 }
@@ -44,10 +46,10 @@ enum Finding {
 
 impl ConfigWatch {
     /// A watch for the file of `--config`, if there is one.
-    pub fn new(loaded: &Loaded, flags: &Flags, metrics: Metrics) -> Option<Self> {
+    pub fn new(loaded: &Loaded, flags: &Flags, metrics: Metrics, events: Events) -> Option<Self> {
         let path = flags.config.clone()?;
         let in_force = loaded.config.clone();
-        Some(Self { path, flags: flags.clone(), in_force, metrics, said: None })
+        Some(Self { path, flags: flags.clone(), in_force, metrics, events, said: None })
     }
 
     /// Watches until a change is to be taken in; returns how.
@@ -123,14 +125,18 @@ impl ConfigWatch {
             Finding::Same => tracing::info!(%file, "the configuration file means what is in force"),
             Finding::Unusable(error) => {
                 tracing::error!(%file, error, "the changed configuration cannot be used; the old one stays in force");
+                self.events.config_unusable(&file.to_string(), error);
             }
             Finding::Other { config, fields } => {
                 let fields = fields.join(", ");
                 let wanted = config.settings.config_change;
                 match wanted {
-                    ConfigChange::Report => tracing::warn!(
-                        %file, fields, "the configuration has changed; a restart takes it in"
-                    ),
+                    ConfigChange::Report => {
+                        tracing::warn!(
+                            %file, fields, "the configuration has changed; a restart takes it in"
+                        );
+                        self.events.config_pending(&file.to_string(), &fields);
+                    }
                     ConfigChange::Restart | ConfigChange::Exit => {
                         tracing::info!(%file, fields, "the configuration has changed");
                         change = Some(wanted);

@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::config::{ConfigChange, DetectLocal, Flags, KubeProxyConfiguration, Loaded};
+use crate::events::{EventObserver, Events};
 use crate::flows::FlowWorker;
 use crate::health_checks::{self, WantedChecks};
 use crate::healthz::{self, SharedHealth};
@@ -85,7 +86,8 @@ async fn serve(
 ) -> anyhow::Result<Ending> {
     let config = &loaded.config;
     let pages = StatusPages::new(config, flags, metrics.clone());
-    let config_watch = ConfigWatch::new(loaded, flags, metrics.clone());
+    let told = Events::start(&source, config, &options.node_name);
+    let config_watch = ConfigWatch::new(loaded, flags, metrics.clone(), told.clone());
     let health = SharedHealth::new(config.sync_period.saturating_mul(2));
     let (stop, stopped) = watch::channel(false);
     let (events, queue) = mpsc::channel(EVENT_BUFFER);
@@ -94,9 +96,11 @@ async fn serve(
     let patience = source.patience();
     let source = tokio::spawn(source.run(events));
     let (restart, mut restart_asked) = mpsc::channel(1);
-    let outlets = Outlets::new(health.clone(), &families, metrics.clone(), restart, patience)?;
+    let outlets =
+        Outlets::new(health.clone(), &families, metrics.clone(), &told, restart, patience)?;
     let driver = DriverThread { config: config.clone(), options, families, outlets, patience };
     let mut driver = driver.start(queue, addresses, stopped)?;
+    told.starting(config.mode);
     let mut healthz = tokio::spawn(serve_health(config.clone(), health, metrics));
     let mut status = tokio::spawn(serve_status(config.clone(), pages));
     let mut terminate = signal(SignalKind::terminate())?;
@@ -308,6 +312,7 @@ impl DriverThread {
 struct Outlets {
     health: SharedHealth,
     metrics: Metrics,
+    told: EventObserver,
     flows: FlowWorker,
     checks: Vec<(IpFamily, watch::Sender<WantedChecks>)>,
     families: Vec<IpFamily>,
@@ -323,6 +328,7 @@ impl Outlets {
         health: SharedHealth,
         families: &[IpFamily],
         metrics: Metrics,
+        told: &Events,
         restart: mpsc::Sender<String>,
         patience: Patience,
     ) -> anyhow::Result<Self> {
@@ -336,13 +342,14 @@ impl Outlets {
                 let is_live = Arc::new(move || health.is_live());
                 let (family, metrics) = (*family, metrics.clone());
                 let tell = move |ports| metrics.set_refused_health_checks(family, ports);
-                tokio::spawn(health_checks::run(watched, is_live, tell));
+                tokio::spawn(health_checks::run(watched, is_live, told.clone(), tell));
                 (family, wanted)
             })
             .collect();
         Ok(Self {
             health,
             metrics,
+            told: EventObserver::new(told.clone()),
             flows,
             checks,
             families: families.to_vec(),
@@ -354,6 +361,7 @@ impl Outlets {
 
     fn take(&mut self, event: DriverEvent) {
         self.metrics.observe(&event);
+        self.told.observe(&event);
         match event {
             DriverEvent::Ready => {
                 self.health.update(|health, now, time| {

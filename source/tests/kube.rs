@@ -3,6 +3,8 @@
 
 #[path = "kube/cluster.rs"]
 mod cluster;
+#[path = "kube/events.rs"]
+mod events;
 #[path = "kube/faults.rs"]
 mod faults;
 #[path = "kube/scale.rs"]

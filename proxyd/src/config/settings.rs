@@ -22,6 +22,8 @@ pub struct Settings {
     pub nftables_driver: NftablesDriver,
     /// Which kind of iptables holds the rules of mode iptables.
     pub iptables_variant: IptablesVariant,
+    /// Whether Events are written to the cluster.
+    pub events_enabled: bool,
 }
 
 spelled! {
@@ -68,6 +70,7 @@ section! {
         config_change: String = ConfigChange::Report.to_string(), "configChange";
         nftables: NftablesSettings = NftablesSettings::default(), "nftables";
         iptables: IptablesSettings = IptablesSettings::default(), "iptables";
+        events: EventsSettings = EventsSettings::default(), "events";
     }
 }
 
@@ -75,6 +78,13 @@ section! {
     /// Mode iptables.
     IptablesSettings {
         variant: String = IptablesVariant::Auto.to_string(), "variant";
+    }
+}
+
+section! {
+    /// Events in the cluster.
+    EventsSettings {
+        enabled: bool = true, "enabled", keep_zero;
     }
 }
 
@@ -112,6 +122,7 @@ impl SettingsDocument {
                 .unwrap_or(NftablesDriver::Netlink),
             iptables_variant: typed(decoder, "iptables.variant", &self.iptables.variant, variant)
                 .unwrap_or(IptablesVariant::Auto),
+            events_enabled: self.events.enabled,
         }
     }
 }
@@ -141,6 +152,7 @@ impl Default for Settings {
             config_change: ConfigChange::Report,
             nftables_driver: NftablesDriver::Netlink,
             iptables_variant: IptablesVariant::Auto,
+            events_enabled: true,
         }
     }
 }
@@ -153,6 +165,7 @@ impl Settings {
             config_change: self.config_change.to_string(),
             nftables: NftablesSettings { driver: self.nftables_driver.to_string() },
             iptables: IptablesSettings { variant: self.iptables_variant.to_string() },
+            events: EventsSettings { enabled: self.events_enabled },
             ..SettingsDocument::default()
         }
         .to_json()

@@ -62,3 +62,15 @@ fn unknown_fields_and_a_second_such_document_warn() {
     assert!(warnings[1].contains("unknown field \"x\" is ignored"), "{warnings:?}");
     assert!(warnings[2].contains("f.yaml:10: this document is IGNORED"), "{warnings:?}");
 }
+
+#[test]
+fn events_are_written_unless_switched_off() {
+    for (text, enabled) in [("", true), ("events: {}", true), ("events: {enabled: false}", false)] {
+        let config = load_with(&both(text), &[]).unwrap().config;
+        assert_eq!(config.settings.events_enabled, enabled, "{text}");
+        let again = load_with(&write_config(&config), &[]).unwrap().config;
+        assert_eq!(again.settings, config.settings);
+    }
+    let refused = errors(load_with(&both("events: {enabled: 'no'}"), &[]));
+    assert!(refused[0].contains("events.enabled: \"no\""), "{refused:?}");
+}

@@ -11,7 +11,7 @@ pub(crate) const WEB: &str = "172.30.0.10:80/TCP";
 const LATE: &str = "172.30.0.11:80/TCP";
 
 /// A rig whose program watches a cluster with one Service.
-fn cluster() -> Result<Option<(Rig, ApiServer)>> {
+pub(crate) fn cluster() -> Result<Option<(Rig, ApiServer)>> {
     prepared(|_| ())
 }
 
@@ -29,12 +29,12 @@ pub(crate) fn prepared(prepare: impl FnOnce(&ApiServer)) -> Result<Option<(Rig, 
     Ok(Some((rig, server)))
 }
 
-fn endpoints(service: &str, pods: &[&str]) -> serde_json::Value {
+pub(crate) fn endpoints(service: &str, pods: &[&str]) -> serde_json::Value {
     let pods: Vec<_> = pods.iter().map(|pod| (*pod, NODE_NAME)).collect();
     builders::endpoint_slice(service, &[Port::HTTP], &pods)
 }
 
-fn start(rig: &mut Rig, server: &ApiServer) -> Result<()> {
+pub(crate) fn start(rig: &mut Rig, server: &ApiServer) -> Result<()> {
     let mut command = crate::rig::program();
     command.args(["--hostname-override", NODE_NAME, "--master", &server.url()]);
     command.arg("--config").arg(rig.write_config()?);

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod cluster;
+mod events;
 mod foreign;
 mod health;
 mod node;

@@ -71,7 +71,10 @@ fn check(event: &Value, namespace: &str) -> Result<(), Refusal> {
     let checks = [
         ("kind", event["kind"] == "Event" && event["apiVersion"] == "events.k8s.io/v1"),
         ("metadata.namespace", event["metadata"]["namespace"] == namespace && place == namespace),
-        ("metadata.name", (1..=253).contains(&event["metadata"]["name"].as_str().map_or(0, str::len))),
+        (
+            "metadata.name",
+            (1..=253).contains(&event["metadata"]["name"].as_str().map_or(0, str::len)),
+        ),
         ("eventTime", is_time(&event["eventTime"])),
         ("reportingController", length("reportingController") > 0),
         ("reportingInstance", (1..=128).contains(&length("reportingInstance"))),
