@@ -113,7 +113,7 @@ impl Events {
     }
 
     #[cfg(feature = "kube")]
-    fn tell(&self, notice: Notice) {
+    fn tell(&self, notice: Notice<'_>) {
         let Some(recorder) = &self.recorder else { return };
         let Notice { is_warning, reason, action, service, series, note } = notice;
         let severity = if is_warning { Severity::Warning } else { Severity::Normal };
@@ -127,7 +127,7 @@ impl Events {
 
     #[cfg(not(feature = "kube"))]
     #[expect(clippy::unused_self, reason = "no cluster")]
-    fn tell(&self, _: Notice) {}
+    fn tell(&self, _: Notice<'_>) {}
 }
 
 /// Tells what the driver's events mean for people.
@@ -240,7 +240,7 @@ mod tests {
     fn synced(left_out: &[(&str, &str)]) -> DriverEvent {
         let left_out = left_out
             .iter()
-            .map(|(service, reason)| (ServiceName::new("shop", service), (*reason).to_owned()));
+            .map(|(service, reason)| (ServiceName::new("shop", *service), (*reason).to_owned()));
         let report = SyncReport { left_out: left_out.collect(), ..SyncReport::default() };
         DriverEvent::Synced {
             family: IpFamily::V4,
