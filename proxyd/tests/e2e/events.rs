@@ -86,6 +86,8 @@ fn s17_events_that_cannot_be_written_hold_nothing_up() -> Result<()> {
 fn events_can_be_switched_off() -> Result<()> {
     let Some((mut rig, server)) = cluster()? else { return Ok(()) };
     wait_for_event(&rig, &server, "Starting")?;
+    let starts = |rig: &Rig| rig.log().matches("in step for the first time").count();
+    rig.wait("both families in step", LIMIT, |rig| starts(rig) >= 2)?;
     rig.kill()?;
     let writes = || server.requests().iter().filter(|request| request.is_write()).count();
     let before = writes();
@@ -95,9 +97,7 @@ fn events_can_be_switched_off() -> Result<()> {
     }));
     crate::cluster::start(&mut rig, &server)?;
     // With events, a repair would be one.
-    rig.wait("a second start", LIMIT, |rig| {
-        rig.log().matches("in step for the first time").count() >= 4
-    })?;
+    rig.wait("a second start", LIMIT, |rig| starts(rig) >= 4)?;
     rig.nft("delete table ip proxyd")?;
     rig.wait_for_log("repaired")?;
     rig.wait_for_answer(WEB)?;

@@ -101,7 +101,6 @@ async fn a_busy_or_absent_server_is_asked_again() {
         What::status(429, "TooManyRequests"),
         What::status(500, "InternalError"),
         What::status(401, "Unauthorized"),
-        What::CutAfter(1),
         What::Hang,
     ];
     for what in faults {
