@@ -23,6 +23,14 @@ fn wait_for_event(rig: &Rig, server: &ApiServer, reason: &str) -> Result<Value> 
     event(server, reason).context("the event is gone")
 }
 
+/// Damages the rules and waits for their repair.
+pub(crate) fn damage(rig: &Rig) -> Result<()> {
+    let repairs = |rig: &Rig| rig.log().matches("repaired").count();
+    let before = repairs(rig);
+    rig.nft("delete table ip proxyd")?;
+    rig.wait("a repair", LIMIT, |rig| repairs(rig) > before)
+}
+
 #[test]
 fn s17_people_are_told_what_is_wrong_with_the_node() -> Result<()> {
     let Some((mut rig, server)) = cluster()? else { return Ok(()) };
@@ -67,12 +75,8 @@ fn s17_events_that_cannot_be_written_hold_nothing_up() -> Result<()> {
         let Some((rig, server)) = cluster()? else { return Ok(()) };
         server.fault("events", On::Write, what, usize::MAX);
         rig.wait_for_answer(WEB)?;
-        for damage in 0..3 {
-            let before = rig.log().matches("repaired").count();
-            rig.nft("delete table ip proxyd")?;
-            rig.wait(&format!("repair {damage}"), LIMIT, |rig| {
-                rig.log().matches("repaired").count() > before
-            })?;
+        for _ in 0..3 {
+            damage(&rig)?;
             rig.answer(WEB)?;
         }
         server.apply(builders::service("late", "172.30.0.11", &[Port::HTTP]));
@@ -98,9 +102,8 @@ fn events_can_be_switched_off() -> Result<()> {
     crate::cluster::start(&mut rig, &server)?;
     // With events, a repair would be one.
     rig.wait("a second start", LIMIT, |rig| starts(rig) >= 4)?;
-    rig.nft("delete table ip proxyd")?;
-    rig.wait_for_log("repaired")?;
-    rig.wait_for_answer(WEB)?;
+    damage(&rig)?;
+    rig.answer(WEB)?;
     ensure!(writes() == before, "{:#?}", server.objects("events"));
     Ok(())
 }

@@ -30,6 +30,13 @@ fn asked_for(rules: &[PolicyRule], streaming: Streaming) -> Result<Option<BTreeS
     for resource in ["nodes", "services", "endpointslices", "servicecidrs"] {
         ensure!(server.wait_for_watchers(resource, 1, LIMIT), "{resource}: {}", rig.log());
     }
+    // The first is an Event, the second makes it a series.
+    for _ in 0..2 {
+        crate::events::damage(&rig)?;
+    }
+    rig.wait("a series of Events", LIMIT, |_| {
+        server.objects("events").iter().any(|event| event["series"]["count"] == 2)
+    })?;
     let mut asked = BTreeSet::new();
     for request in server.requests() {
         let access = request.access().with_context(|| format!("no resource: {request:?}"))?;

@@ -137,7 +137,7 @@ pub struct EventWriter {
     timing: Timing,
     node_name: String,
     queue: mpsc::Receiver<ClusterEvent>,
-    /// How long a series is silent before its count is written.
+    /// How long repetitions are gathered before their count is written.
     gather: Duration,
     limiter: Limiter,
     series: BTreeMap<Identity, Series>,
@@ -218,7 +218,9 @@ impl EventWriter {
         if let Some(series) = self.series.get_mut(&identity) {
             series.count = series.count.saturating_add(1);
             (series.last, series.seen) = (time, now);
-            series.due.get_or_insert(now + self.gather);
+            // That it is a series is news; how long it is can wait.
+            let pause = if series.told > 1 { self.gather } else { Duration::ZERO };
+            series.due.get_or_insert(now + pause);
             return;
         }
         if self.series.len() >= MAX_SERIES {
