@@ -185,6 +185,8 @@ struct State {
     /// Rises when the server stops; connections of an earlier life are closed.
     life: u64,
     running: bool,
+    /// The listening socket, so that waiting for connections can be ended.
+    listener: Option<Socket>,
     connections: Vec<TcpStream>,
     watchers: BTreeMap<String, usize>,
     /// Connections that were accepted.
@@ -232,8 +234,10 @@ impl ApiServer {
     pub fn start() -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        let server = Self { address: listener.local_addr()?, shared };
-        server.serve(listener);
+        let address = listener.local_addr()?.as_socket();
+        let address = address.ok_or_else(|| io::Error::other("a socket without an address"))?;
+        let server = Self { shared, address };
+        server.serve(listener)?;
         Ok(server)
     }
 
@@ -249,35 +253,42 @@ impl ApiServer {
 
     /// Stops listening and closes all connections. Objects stay.
     pub fn stop(&self) {
-        let connections = self.shared.change(|state| {
+        let (connections, listener) = self.shared.change(|state| {
             state.running = false;
             state.life += 1;
-            std::mem::take(&mut state.connections)
+            (std::mem::take(&mut state.connections), state.listener.take())
         });
         for connection in connections {
             // It may be closed already.
             let _ = connection.shutdown(Shutdown::Both);
         }
-        // The accepting thread waits for a connection to look around.
-        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        if let Some(listener) = listener {
+            // Ends the wait of the accepting thread, in whichever network namespace it is.
+            let _ = listener.shutdown(Shutdown::Both);
+        }
         self.shared.wait_while(Duration::from_secs(5), |state| state.life % 2 == 1);
     }
 
     /// Listens again, on the same port.
     pub fn resume(&self) -> io::Result<()> {
-        self.serve(listen(self.address)?);
-        Ok(())
+        self.serve(listen(self.address)?)
     }
 
-    fn serve(&self, listener: TcpListener) {
-        self.shared.lock().running = true;
+    fn serve(&self, listener: Socket) -> io::Result<()> {
+        let clone = listener.try_clone()?;
+        self.shared.change(|state| {
+            state.running = true;
+            state.listener = Some(clone);
+        });
+        let listener = TcpListener::from(listener);
         let shared = Arc::clone(&self.shared);
         thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for stream in listener.incoming() {
                 let mut state = shared.lock();
                 if !state.running {
                     break;
                 }
+                let Ok(stream) = stream else { continue };
                 state.accepted += 1;
                 state.connections.extend(stream.try_clone());
                 let shared = Arc::clone(&shared);
@@ -287,6 +298,7 @@ impl ApiServer {
             // Says that the port is free.
             shared.change(|state| state.life += 1);
         });
+        Ok(())
     }
 
     /// Creates or replaces an object. Its `kind`, namespace and name say which. Returns its version.
@@ -397,10 +409,10 @@ impl Drop for ApiServer {
 }
 
 /// Listens, also on a port that was just given up.
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(128)?;
-    Ok(socket.into())
+    Ok(socket)
 }

@@ -1,12 +1,14 @@
 //! The conformance runner: plays a case against the program under test with real packets.
 //!
-//! A case gets a world of its own, a folder with its objects and a configuration file. The program
-//! runs in the node's namespace and sees nothing but these. Changes to the folder reach it one file
-//! at a time and with some delay, so each stage ends with a *canary*: one more Service, written
-//! last, that must answer before the checks of the stage count. A check then has a few seconds to
-//! come true, as the canary says only that the last file was read.
+//! A case gets a world of its own, its objects and a configuration file. The objects are in a folder
+//! of manifests or on a pretended API server. The program runs in the node's namespace and sees
+//! nothing but these. Changes reach it one object at a time and with some delay, so each stage ends
+//! with a *canary*: one more Service, written last, that must answer before the checks of the stage
+//! count. A check then has a few seconds to come true, as the canary says only that the last object
+//! was read; of a cluster, kinds are followed each for itself.
 
 mod judge;
+mod objects;
 mod setup;
 
 use std::fmt;
@@ -18,10 +20,11 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use crate::cases::{Case, Check, Mode, Need};
-use crate::manifests::Manifests;
 use crate::proxy::{Proxyd, binary};
 use crate::world::{NODE_NAME, Place, World};
 use judge::Judge;
+use objects::Objects;
+pub use objects::Origin;
 use setup::Canary;
 
 /// How long the program may take from its start to the first rules.
@@ -73,8 +76,8 @@ impl FromStr for Flavour {
 
 /// The program under test, as a command line with placeholders.
 ///
-/// `{mode}`, `{manifests}`, `{config}` and `{node}` stand for the mode, the folder of objects, the
-/// configuration file and the node's name.
+/// `{mode}`, `{config}` and `{node}` stand for the mode, the configuration file and the node's name.
+/// Objects are in the folder `{manifests}` or, if the command names it, on the API server `{server}`.
 #[derive(Debug, Clone)]
 pub struct Subject {
     words: Vec<String>,
@@ -86,24 +89,31 @@ impl Subject {
         Self { words: command.split_whitespace().map(str::to_owned).collect() }
     }
 
-    /// `PROXYD_COMMAND` if it is set, else the `proxyd` that was built beside the test.
-    pub fn from_env() -> Result<Self> {
-        if let Ok(command) = std::env::var("PROXYD_COMMAND") {
-            return Ok(Self::new(&command));
-        }
-        let mut subject = Self::new(
-            "proxyd run --mode {mode} --manifests {manifests} --config {config} \
-             --hostname-override {node}",
-        );
+    /// The `proxyd` that was built beside the test.
+    pub fn proxyd(origin: Origin) -> Result<Self> {
+        let objects = match origin {
+            Origin::Manifests => "--manifests {manifests}",
+            Origin::Cluster => "--master {server}",
+        };
+        let mut subject = Self::new(&format!(
+            "proxyd run --mode {{mode}} {objects} --config {{config}} --hostname-override {{node}}"
+        ));
         binary()?.to_str().context("path that is not UTF-8")?.clone_into(&mut subject.words[0]);
         Ok(subject)
     }
 
-    /// The command for a mode, a folder of objects and a configuration file.
-    pub fn command(&self, mode: Mode, manifests: &Path, config: &Path) -> Result<Command> {
+    /// Where the command takes objects from.
+    pub fn origin(&self) -> Origin {
+        let is_cluster = self.words.iter().any(|word| word.contains("{server}"));
+        if is_cluster { Origin::Cluster } else { Origin::Manifests }
+    }
+
+    /// The command for a mode, objects in this folder or on this server, and a configuration file.
+    fn command(&self, mode: Mode, objects: &str, config: &Path) -> Result<Command> {
         let fill = |word: &String| {
             word.replace("{mode}", &mode.to_string())
-                .replace("{manifests}", &manifests.display().to_string())
+                .replace("{manifests}", objects)
+                .replace("{server}", objects)
                 .replace("{config}", &config.display().to_string())
                 .replace("{node}", NODE_NAME)
         };
@@ -144,7 +154,7 @@ struct Play<'a> {
     case: &'a Case,
     proxy: Proxyd,
     judge: Judge,
-    manifests: Manifests,
+    objects: Objects,
     world: World,
 }
 
@@ -152,14 +162,14 @@ impl<'a> Play<'a> {
     fn start(case: &'a Case, flavour: Flavour, subject: &Subject) -> Result<Self> {
         let mode = flavour.mode();
         let world = setup::world(case).context("building the world")?;
-        let mut manifests = Manifests::new()?;
-        setup::cluster(case, &mut manifests).context("writing the objects")?;
-        Canary::of_stage(0).write(case.family, &mut manifests)?;
-        let config = manifests.beside("config.yaml");
+        let mut objects = Objects::new(subject.origin(), world.node())?;
+        setup::cluster(case, &mut objects).context("writing the objects")?;
+        Canary::of_stage(0).write(case.family, &mut objects)?;
+        let config = objects.beside("config.yaml");
         setup::config(case, flavour, &config).context("writing the configuration")?;
-        let mut command = subject.command(mode, &manifests.folder(), &config)?;
-        let proxy = Proxyd::start(world.node(), &mut command, &manifests.beside("log"))?;
-        Ok(Self { case, proxy, judge: Judge::new(mode), manifests, world })
+        let mut command = subject.command(mode, &objects.place(), &config)?;
+        let proxy = Proxyd::start(world.node(), &mut command, &objects.beside("log"))?;
+        Ok(Self { case, proxy, judge: Judge::new(mode), objects, world })
     }
 
     fn stages(&mut self) -> Result<()> {
@@ -169,12 +179,12 @@ impl<'a> Play<'a> {
         for (number, step) in (1..).zip(&case.steps) {
             let change = || format!("changing the objects for step {number}");
             for key in &step.delete {
-                self.manifests.delete(key).with_context(change)?;
+                self.objects.delete(key).with_context(change)?;
             }
             for object in &step.apply {
-                self.manifests.apply(object).with_context(change)?;
+                self.objects.apply(object).with_context(change)?;
             }
-            Canary::of_stage(number).write(case.family, &mut self.manifests)?;
+            Canary::of_stage(number).write(case.family, &mut self.objects)?;
             self.await_canary(number, CHANGE_LIMIT)?;
             self.checks(&step.checks).with_context(|| format!("after step {number}"))?;
         }

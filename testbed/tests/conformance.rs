@@ -1,20 +1,22 @@
 //! Every conformance case in every mode that is asked for, each a test of its own.
 //!
 //! `PROXYD_MODES` lists the modes, of which `iptables-nft` and `iptables-legacy` are mode iptables
-//! with each kind of iptables (default: all that this kernel has). `PROXYD_BIN` or
-//! `PROXYD_COMMAND` choose the program, `PROXYD_CASES` another folder of cases. A case that this
-//! machine cannot play is reported as ignored, with the reason; with `CI` set, missing privilege
-//! fails instead.
+//! with each kind of iptables (default: all that this kernel has). `PROXYD_ORIGINS` lists where
+//! objects come from (default: `manifests`, and for mode nftables `cluster` too, since what comes
+//! after the source is the same). `PROXYD_BIN` or `PROXYD_COMMAND` choose the program,
+//! `PROXYD_CASES` another folder of cases. A case that this machine cannot play is reported as
+//! ignored, with the reason; with `CI` set, missing privilege fails instead.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use testbed::cases::{Case, folder, load};
-use testbed::conformance::{Flavour, Subject, missing_need, run};
+use testbed::cases::{Case, Mode, folder, load};
+use testbed::conformance::{Flavour, Origin, Subject, missing_need, run};
 use testbed::netns::missing_privilege;
 
 /// What is tried unless something else is asked for.
@@ -32,27 +34,54 @@ fn main() -> Result<ExitCode> {
 }
 
 fn trials() -> Result<Vec<Trial>> {
-    let flavours = std::env::var("PROXYD_MODES").unwrap_or_else(|_| FLAVOURS.to_owned());
-    let flavours: Vec<Flavour> =
-        flavours.split(',').map(|flavour| flavour.trim().parse()).collect::<Result<_>>()?;
+    let flavours: Vec<Flavour> = list("PROXYD_MODES", FLAVOURS)?;
+    let subjects = subjects()?;
     let cases = std::env::var_os("PROXYD_CASES").map_or_else(folder, PathBuf::from);
     let missing = Arc::new(missing_privilege());
+    let plays = |flavour: Flavour, subject: &Subject| {
+        flavour.mode() == Mode::Nftables
+            || subject.origin() == Origin::Manifests
+            || std::env::var_os("PROXYD_ORIGINS").is_some()
+    };
     let mut trials = Vec::new();
     for case in load(&cases).context("reading the cases")? {
         let case = Arc::new(case);
         let fits = |flavour: &&Flavour| case.modes.contains(&flavour.mode());
         for flavour in flavours.iter().filter(fits).copied() {
-            let (played, missing) = (Arc::clone(&case), Arc::clone(&missing));
-            let name = format!("{flavour}::{}::{}", case.feature, case.name);
-            trials.push(Trial::ignorable_test(name, move || {
-                play(&played, flavour, missing.as_ref().as_ref())
-            }));
+            for subject in subjects.iter().filter(|it| plays(flavour, it)).cloned() {
+                let (played, missing) = (Arc::clone(&case), Arc::clone(&missing));
+                let origin = subject.origin();
+                let name = format!("{flavour}::{origin}::{}::{}", case.feature, case.name);
+                trials.push(Trial::ignorable_test(name, move || {
+                    play(&played, flavour, &subject, missing.as_ref().as_ref())
+                }));
+            }
         }
     }
     Ok(trials)
 }
 
-fn play(case: &Case, flavour: Flavour, missing: Option<&String>) -> Result<Completion, Failed> {
+/// The program, once for each origin of objects that is asked for.
+fn subjects() -> Result<Vec<Subject>> {
+    if let Ok(command) = std::env::var("PROXYD_COMMAND") {
+        return Ok(vec![Subject::new(&command)]);
+    }
+    let origins: Vec<Origin> = list("PROXYD_ORIGINS", "manifests,cluster")?;
+    origins.into_iter().map(Subject::proxyd).collect()
+}
+
+/// The words of a variable, which are separated by commas.
+fn list<T: FromStr<Err = Error>>(variable: &str, default: &str) -> Result<Vec<T>> {
+    let text = std::env::var(variable).unwrap_or_else(|_| default.to_owned());
+    text.split(',').map(|word| word.trim().parse()).collect()
+}
+
+fn play(
+    case: &Case,
+    flavour: Flavour,
+    subject: &Subject,
+    missing: Option<&String>,
+) -> Result<Completion, Failed> {
     if let Some(reason) = missing {
         let reason = format!("no network namespaces: {reason}");
         let must_run = std::env::var_os("CI").is_some();
@@ -61,6 +90,6 @@ fn play(case: &Case, flavour: Flavour, missing: Option<&String>) -> Result<Compl
     if let Some(reason) = missing_need(case) {
         return Ok(Completion::ignored_with(reason));
     }
-    let played = Subject::from_env().and_then(|subject| run(case, flavour, &subject));
+    let played = run(case, flavour, subject);
     played.map(|()| Completion::Completed).map_err(|error| format!("{error:#}").into())
 }

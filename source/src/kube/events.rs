@@ -393,7 +393,8 @@ fn event_name(subject: &str, time: Timestamp) -> String {
 
 /// The text, no longer than this many bytes.
 fn cut(mut text: String, limit: usize) -> String {
-    text.truncate(text.floor_char_boundary(limit));
+    let end = (0..=limit).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
     text
 }
 

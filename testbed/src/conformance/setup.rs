@@ -12,9 +12,10 @@ use super::Flavour;
 use crate::builders::{self, Port, ZONE};
 use crate::cases::{Case, Check, ConnectionCheck, Expectation, OneOrMore, SeenSource, Verdict};
 use crate::echo::Listen;
-use crate::manifests::Manifests;
 use crate::target::{Protocol, Target};
 use crate::world::{Families, NODE_NAME, Place, World};
+
+use super::objects::Objects;
 
 /// The world of a case, with servers on every port that the case names.
 pub(super) fn world(case: &Case) -> Result<World> {
@@ -95,7 +96,7 @@ impl Ports {
 }
 
 /// Writes the objects of the cluster: node, service ranges and those of the case.
-pub(super) fn cluster(case: &Case, manifests: &mut Manifests) -> Result<()> {
+pub(super) fn cluster(case: &Case, objects: &mut Objects) -> Result<()> {
     let [mut node, ranges] = builders::cluster(case.family);
     if let Some(labels) = node["metadata"]["labels"].as_object_mut() {
         match &case.node.zone {
@@ -106,7 +107,7 @@ pub(super) fn cluster(case: &Case, manifests: &mut Manifests) -> Result<()> {
     if let Some(first) = case.node.pod_cidrs.first() {
         node["spec"] = json!({"podCIDR": first, "podCIDRs": case.node.pod_cidrs});
     }
-    [&node, &ranges].into_iter().chain(&case.objects).try_for_each(|object| manifests.apply(object))
+    [&node, &ranges].into_iter().chain(&case.objects).try_for_each(|object| objects.apply(object))
 }
 
 /// Writes the configuration: what every case needs, then the case's own keys.
@@ -152,13 +153,13 @@ impl Canary {
     }
 
     /// Adds it to the objects; the canaries of earlier stages stay.
-    pub(super) fn write(self, families: Families, manifests: &mut Manifests) -> Result<()> {
+    pub(super) fn write(self, families: Families, objects: &mut Objects) -> Result<()> {
         for (family, cluster_ip, endpoint) in self.addresses(families) {
             let name = format!("zz-canary-{family}-{}", self.stage);
             let endpoints = [(endpoint, NODE_NAME)];
             let slice = builders::endpoint_slice(&name, &[CANARY_PORT], &endpoints);
-            manifests.apply(&slice)?;
-            manifests.apply(&builders::service(&name, &cluster_ip, &[CANARY_PORT]))?;
+            objects.apply(&slice)?;
+            objects.apply(&builders::service(&name, &cluster_ip, &[CANARY_PORT]))?;
         }
         Ok(())
     }
