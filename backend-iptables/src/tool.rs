@@ -176,6 +176,17 @@ impl Tool {
         Err(ToolError::Missing { programs: vec![named, base.to_owned()] })
     }
 
+    /// Those of every variant that may hold rules. Without programs there are none to be read.
+    pub fn all(family: IpFamily) -> Result<Vec<Self>, ToolError> {
+        let mut variants = vec![Variant::Nft];
+        variants.extend(legacy_in_use(family).then_some(Variant::Legacy));
+        let found = variants.into_iter().map(|variant| match Self::find(family, variant) {
+            Err(ToolError::Missing { .. }) => Ok(None),
+            found => found.map(Some),
+        });
+        found.filter_map(Result::transpose).collect()
+    }
+
     /// The variant that the rest of the node uses, so that rules are seen by all: that of the
     /// kubelet's chains, else the one with more rules, else that of the program `iptables`.
     pub fn detect(family: IpFamily) -> Result<Self, ToolError> {

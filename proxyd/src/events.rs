@@ -266,9 +266,11 @@ mod tests {
             node_name: "node-1".to_owned(),
             ..KubeConnection::default()
         };
-        let source = ObjectSource::Kube(Box::new(KubeSource::new(connection).unwrap()));
-        let flags = Flags::parse(["--proxy-mode=nftables"]).unwrap();
-        let loaded = load(&flags, &|path| std::fs::read_to_string(path)).unwrap();
+        let source = ObjectSource::Kube(Box::new(
+            KubeSource::new(connection).expect("an address is enough"),
+        ));
+        let flags = Flags::parse(["--proxy-mode=nftables"]).expect("a flag");
+        let loaded = load(&flags, &|path| std::fs::read_to_string(path)).expect("defaults");
         EventObserver::new(Events::start(&source, &loaded.config, "node-1"))
     }
 

@@ -417,8 +417,12 @@ pub fn cleanup(config: &KubeProxyConfiguration) -> anyhow::Result<()> {
         let mut config = config.clone();
         config.mode = *mode;
         for family in tables::families() {
-            let cleared = tables::table(&config, family, None)
-                .and_then(|mut table| Ok(runtime()?.block_on(table.clear())?));
+            let cleared = tables::all_tables(&config, family).and_then(|tables| {
+                for mut table in tables {
+                    runtime()?.block_on(table.clear())?;
+                }
+                Ok(())
+            });
             if let Err(error) = cleared {
                 failures.push(format!("{mode}, {family}: {}", error_chain(error.as_ref())));
             }

@@ -131,11 +131,21 @@ pub fn table(
         Mode::Iptables => {
             let tool = iptables::tool(config, family)?;
             tracing::info!(%family, variant = %tool.variant(), "iptables");
-            let config = iptables::config(config, family, detector);
-            let table = backend_iptables::IptablesTable::new(&config, tool)?;
-            Ok(Box::new(Synchronizer::new(table)))
+            iptables::table(config, family, detector, tool)
         }
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+    }
+}
+
+/// Every table of one family in which the configured mode may have rules.
+pub fn all_tables(
+    config: &KubeProxyConfiguration,
+    family: IpFamily,
+) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
+    match config.mode {
+        #[cfg(feature = "iptables")]
+        Mode::Iptables => iptables::all_tables(config, family),
+        _ => Ok(vec![table(config, family, None)?]),
     }
 }
 

@@ -48,8 +48,9 @@ fn trials() -> Result<Vec<Trial>> {
         let case = Arc::new(case);
         let fits = |flavour: &&Flavour| case.modes.contains(&flavour.mode());
         for flavour in flavours.iter().filter(fits).copied() {
-            for subject in subjects.iter().filter(|it| plays(flavour, it)).cloned() {
+            for subject in subjects.iter().filter(|it| plays(flavour, it)) {
                 let (played, missing) = (Arc::clone(&case), Arc::clone(&missing));
+                let subject = subject.clone();
                 let origin = subject.origin();
                 let name = format!("{flavour}::{origin}::{}::{}", case.feature, case.name);
                 trials.push(Trial::ignorable_test(name, move || {

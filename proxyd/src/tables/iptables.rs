@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
-use backend_iptables::{TableConfig, Tool, ToolError, Variant};
+use backend_iptables::{IptablesTable, TableConfig, Tool, ToolError, Variant};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::store::Store;
+use proxy_core::sync::{Synchronizer, TableSync};
 
 use crate::config::{IptablesVariant, KubeProxyConfiguration, NodePortAddresses};
 use crate::render::Output;
@@ -19,6 +20,26 @@ pub(super) fn tool(config: &KubeProxyConfiguration, family: IpFamily) -> Result<
         IptablesVariant::Nft => Tool::find(family, Variant::Nft),
         IptablesVariant::Legacy => Tool::find(family, Variant::Legacy),
     }
+}
+
+/// The table that these programs write.
+pub(super) fn table(
+    settings: &KubeProxyConfiguration,
+    family: IpFamily,
+    detector: Option<LocalDetector>,
+    tool: Tool,
+) -> anyhow::Result<Box<dyn TableSync>> {
+    let config = config(settings, family, detector);
+    Ok(Box::new(Synchronizer::new(IptablesTable::new(&config, tool)?)))
+}
+
+/// The tables of all variants that are in use.
+pub(super) fn all_tables(
+    settings: &KubeProxyConfiguration,
+    family: IpFamily,
+) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
+    let tools = Tool::all(family)?;
+    tools.into_iter().map(|tool| table(settings, family, None, tool)).collect()
 }
 
 /// What the rules of a family depend on.

@@ -90,5 +90,8 @@ fn tables_of_others_stay_as_they_are_to_the_byte() -> Result<()> {
     // Cleaning up twice does no harm.
     let mut cleanup = program();
     ensure!(rig.run(cleanup.args(["run", "--cleanup"]))?.status.success(), "a second cleanup");
+    let mut cleanup = program();
+    let cleaned = rig.run(cleanup.arg("cleanup").env("PATH", ""))?;
+    ensure!(cleaned.status.success(), "without the programs of other modes: {cleaned:?}");
     Ok(())
 }
