@@ -1,16 +1,63 @@
 //! Objects in, kernel rules out: the library's path without the driver around it.
 
+use std::fmt;
+
+use backend_iptables::{IptablesTable, Tool, Variant};
 use backend_nftables::{NftablesTable, TableConfig};
 use node_sys::namespace;
 use proxy_core::address::IpFamily;
 use proxy_core::event::SourceEvent;
 use proxy_core::options::Options;
 use proxy_core::store::Store;
-use proxy_core::sync::{SyncReport, Synchronizer, TableSync as _};
+use proxy_core::sync::{SyncReport, Synchronizer, TableSync};
 use tokio::runtime::Runtime;
 
 /// The mark bit of masquerading; kube-proxy's default.
 const MASQUERADE_BIT: u8 = 14;
+
+/// A backend, on the kernel facility that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// nftables, by netlink.
+    Nftables,
+    /// iptables, in one of its variants.
+    Iptables(Variant),
+}
+
+impl Backend {
+    /// All that there are.
+    pub const ALL: [Self; 3] =
+        [Self::Nftables, Self::Iptables(Variant::Nft), Self::Iptables(Variant::Legacy)];
+
+    /// A table of the namespace that the calling thread is in.
+    pub fn table(self, store: &Store, family: IpFamily) -> Box<dyn TableSync> {
+        match self {
+            Self::Nftables => Box::new(table(store, family)),
+            Self::Iptables(variant) => {
+                let config = backend_iptables::TableConfig {
+                    family,
+                    detector: store.detector(family),
+                    masquerade_bit: MASQUERADE_BIT,
+                    localhost_node_ports: false,
+                    routes_localnet: false,
+                    drops_invalid: true,
+                };
+                let tool = Tool::find(family, variant).expect("iptables is installed");
+                let table = IptablesTable::new(&config, tool).expect("no interface is named");
+                Box::new(Synchronizer::new(table))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nftables => f.write_str("nftables"),
+            Self::Iptables(variant) => write!(f, "iptables-{variant}"),
+        }
+    }
+}
 
 /// A table of the namespace that the calling thread is in.
 pub fn table(store: &Store, family: IpFamily) -> Synchronizer<NftablesTable> {
@@ -32,18 +79,28 @@ pub fn runtime() -> Runtime {
 }
 
 /// A store and the tables it feeds.
-#[derive(Debug)]
 pub struct Rig {
     store: Store,
-    tables: Vec<Synchronizer<NftablesTable>>,
+    tables: Vec<Box<dyn TableSync>>,
     runtime: Runtime,
+}
+
+impl fmt::Debug for Rig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rig").field("store", &self.store).finish_non_exhaustive()
+    }
 }
 
 impl Rig {
     /// A rig that knows no objects and has looked at no table yet.
     pub fn new(options: Options, families: &[IpFamily]) -> Self {
+        Self::of(Backend::Nftables, options, families)
+    }
+
+    /// The same with another backend.
+    pub fn of(backend: Backend, options: Options, families: &[IpFamily]) -> Self {
         let store = Store::new(options);
-        let tables = families.iter().map(|family| table(&store, *family)).collect();
+        let tables = families.iter().map(|family| backend.table(&store, *family)).collect();
         Self { store, tables, runtime: runtime() }
     }
 
@@ -86,7 +143,7 @@ impl Rig {
 
     /// Reads back and compares everything.
     pub fn compare(&mut self) -> SyncReport {
-        self.tables.iter_mut().for_each(proxy_core::sync::TableSync::distrust);
+        self.tables.iter_mut().for_each(|table| table.distrust());
         self.sync()
     }
 }
