@@ -29,6 +29,7 @@ pub struct Events {
 }
 
 /// An event in the making.
+#[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "no cluster"))]
 struct Notice<'n> {
     is_warning: bool,
     reason: &'static str,
@@ -46,14 +47,19 @@ impl Events {
     pub fn start(source: &ObjectSource, config: &KubeProxyConfiguration, node_name: &str) -> Self {
         let node_name = node_name.to_owned();
         #[cfg(feature = "kube")]
-        if let ObjectSource::Kube(source) = source
-            && config.settings.events_enabled
-        {
-            let (recorder, writer) = source.events();
-            tokio::spawn(writer.run());
-            return Self { node_name, recorder: Some(recorder) };
+        let recorder = match source {
+            ObjectSource::Kube(source) if config.settings.events_enabled => {
+                let (recorder, writer) = source.events();
+                tokio::spawn(writer.run());
+                Some(recorder)
+            }
+            _ => None,
+        };
+        Self {
+            node_name,
+            #[cfg(feature = "kube")]
+            recorder,
         }
-        Self { node_name, ..Self::default() }
     }
 
     /// The program serves.
