@@ -248,8 +248,7 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
     fn take_in(&mut self, events: &mut Vec<SourceEvent>) {
         let mut counts = EventCounts::default();
         for event in events.drain(..) {
-            counts.add(&event);
-            self.store.apply(event);
+            self.store.apply_counted(event, &mut counts);
         }
         let node_changed = counts.applied.contains_key(&Kind::Node);
         if !counts.is_empty() {

@@ -121,6 +121,9 @@ pub enum SourceEvent {
     Applied(Object),
     /// An object is gone.
     Deleted(ObjectRef),
+    /// An object exists but cannot be read: what is known of it stays in force, also if a list
+    /// has nothing better.
+    Unreadable(ObjectRef),
     /// Every object of the list has been handed over.
     ListDone(Kind),
     /// All findings of the source that are in force now, in place of all earlier ones.
@@ -132,19 +135,26 @@ pub enum SourceEvent {
 pub struct EventCounts {
     /// Those that exist, repeats included.
     pub applied: BTreeMap<Kind, usize>,
-    /// Those that are gone, but for those that a list left out.
+    /// Those that are gone, those that a list left out among them.
     pub deleted: BTreeMap<Kind, usize>,
 }
 
 impl EventCounts {
     /// Counts an event in.
-    pub fn add(&mut self, event: &SourceEvent) {
+    pub(crate) fn add(&mut self, event: &SourceEvent) {
         let (counts, kind) = match event {
             SourceEvent::Applied(object) => (&mut self.applied, object.kind()),
             SourceEvent::Deleted(reference) => (&mut self.deleted, reference.kind),
             _ => return,
         };
         *counts.entry(kind).or_default() += 1;
+    }
+
+    /// Counts objects of which the end of a list has shown that they are gone.
+    pub(crate) fn add_unlisted(&mut self, kind: Kind, count: usize) {
+        if count > 0 {
+            *self.deleted.entry(kind).or_default() += count;
+        }
     }
 
     /// Whether no object was told of.

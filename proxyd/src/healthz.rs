@@ -1,13 +1,15 @@
 //! `/healthz` and `/livez` (S14).
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use proxy_core::health::{Health, HealthReport};
+use proxy_core::health::{Health, HealthBody, HealthReport};
+use serde::Serialize;
 
 use crate::http::{self, Handler};
 use crate::metrics::{HealthPath, Metrics};
+use crate::objects::Outage;
 
 /// Pause before a port that was taken is tried again (S14.1).
 const RETRY: Duration = Duration::from_secs(5);
@@ -16,6 +18,17 @@ const RETRY: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct SharedHealth {
     state: Arc<Mutex<State>>,
+    /// Fixed before the first answer.
+    outage: Arc<OnceLock<Outage>>,
+}
+
+/// An answer to `/healthz`, with the reason why nothing changes any more.
+#[derive(Serialize)]
+struct Body<'a> {
+    #[serde(flatten)]
+    health: &'a HealthBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
 }
 
 #[derive(Debug)]
@@ -28,7 +41,14 @@ impl SharedHealth {
     /// Health that turns bad when a family is behind for longer than `limit`.
     pub fn new(limit: Duration) -> Self {
         let state = State { health: Health::new(limit), node_eligible: false };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Arc::new(Mutex::new(state)), outage: Arc::default() }
+    }
+
+    /// Names who knows whether anything is heard of the cluster. An outage is told of in the
+    /// answer to `/healthz` and changes no status code: rules stay good without the API server.
+    pub fn set_outage(&self, outage: Outage) {
+        // The first to know is the only one.
+        let _known = self.outage.set(outage);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -59,9 +79,10 @@ impl SharedHealth {
         let health = self.clone();
         Arc::new(move |request| {
             let report = health.report();
-            let (path, is_good, body) = match request.uri().path() {
-                "/healthz" => (HealthPath::Healthz, report.is_ready(), report.healthz()),
-                "/livez" => (HealthPath::Livez, report.is_healthy(), report.livez()),
+            let outage = || health.outage.get().and_then(Outage::reason);
+            let (path, is_good, body, source) = match request.uri().path() {
+                "/healthz" => (HealthPath::Healthz, report.is_ready(), report.healthz(), outage()),
+                "/livez" => (HealthPath::Livez, report.is_healthy(), report.livez(), None),
                 _ => return http::not_found(),
             };
             let status = if is_good {
@@ -70,6 +91,7 @@ impl SharedHealth {
                 hyper::StatusCode::SERVICE_UNAVAILABLE
             };
             metrics.health_answered(path, status.as_u16());
+            let body = Body { health: &body, source };
             http::json(status, serde_json::to_string(&body).unwrap_or_default(), &[])
         })
     }

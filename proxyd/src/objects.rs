@@ -9,6 +9,7 @@ use source::files::FileSource;
 use tokio::sync::mpsc;
 
 use crate::config::{Flags, KubeProxyConfiguration};
+use crate::metrics::Metrics;
 
 /// How long to wait for the Node object, from the end of the first list of Nodes (S1.5).
 #[cfg(feature = "kube")]
@@ -16,6 +17,25 @@ const NODE_WAIT: Duration = Duration::from_secs(30);
 /// How long to wait for its pod ranges, where local traffic is told by them (S1.5).
 #[cfg(feature = "kube")]
 const POD_CIDR_WAIT: Duration = Duration::from_secs(300);
+
+/// What is heard of the cluster.
+#[derive(Debug, Default)]
+pub struct Outage {
+    #[cfg(feature = "kube")]
+    metrics: Option<std::sync::Arc<source::kube::SourceMetrics>>,
+}
+
+impl Outage {
+    /// Why nothing is heard, if that is so.
+    pub fn reason(&self) -> Option<String> {
+        #[cfg(feature = "kube")]
+        if let Some(metrics) = self.metrics.as_ref().filter(|metrics| !metrics.is_connected()) {
+            let seconds = metrics.since().elapsed().unwrap_or_default().as_secs();
+            return Some(format!("the API server does not answer, for {seconds} s now"));
+        }
+        None
+    }
+}
 
 /// A source of objects, ready to run.
 #[derive(Debug)]
@@ -87,6 +107,32 @@ impl ObjectSource {
             Self::Kube(_) => {
                 Patience { node: NODE_WAIT, pod_cidrs: POD_CIDR_WAIT, needs_node: true }
             }
+        }
+    }
+
+    /// Lets metrics tell of the source.
+    pub fn observed_by(self, metrics: &Metrics) -> Self {
+        match self {
+            Self::Files(source) => Self::Files(source),
+            #[cfg(feature = "kube")]
+            Self::Kube(source) => {
+                metrics.follow_source(source.metrics());
+                let metrics = metrics.clone();
+                let source = source.on_request(move |done| {
+                    let code = done.code.map_or_else(|| "<error>".to_owned(), |it| it.to_string());
+                    metrics.api_request("GET", done.host, &code, done.duration);
+                });
+                Self::Kube(Box::new(source))
+            }
+        }
+    }
+
+    /// Who knows whether anything is heard of the cluster.
+    pub fn outage(&self) -> Outage {
+        match self {
+            Self::Files(_) => Outage::default(),
+            #[cfg(feature = "kube")]
+            Self::Kube(source) => Outage { metrics: Some(source.metrics()) },
         }
     }
 

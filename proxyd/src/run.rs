@@ -46,7 +46,7 @@ pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     if flags.init_only == Some(true) {
         return Ok(());
     }
-    let source = ObjectSource::open(config, flags, &options.node_name)?;
+    let source = ObjectSource::open(config, flags, &options.node_name)?.observed_by(&metrics);
     let families_text: Vec<String> = families.iter().map(ToString::to_string).collect();
     tracing::info!(
         mode = %config.mode, node = options.node_name, families = families_text.join(","),
@@ -94,6 +94,7 @@ async fn serve(
     let (addresses_out, addresses) = watch::channel(interface_addresses()?);
     tokio::spawn(follow_addresses(addresses_out));
     let patience = source.patience();
+    health.set_outage(source.outage());
     let source = tokio::spawn(source.run(events));
     let (restart, mut restart_asked) = mpsc::channel(1);
     let outlets =
@@ -283,9 +284,8 @@ impl DriverThread {
                         give_up_at.get_or_insert_with(|| tokio::time::Instant::now() + wait);
                     }
                     let mut counts = EventCounts::default();
-                    counts.add(&event);
+                    store.apply_counted(event, &mut counts);
                     self.outlets.metrics.take_in(&counts);
-                    store.apply(event);
                 }
                 // The source ended; the main thread says why.
                 Ok(None) => return Ok(()),

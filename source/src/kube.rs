@@ -13,7 +13,7 @@
 //!   is. Requests go on with pauses that grow to [`Timing::longest_pause`]. The first answer for one
 //!   kind ends the pauses of all.
 //! - An object that cannot be read is skipped, named in a finding, and counted. What was known of it
-//!   stays in force until the next complete list.
+//!   stays in force, also after a relist, for as long as the server has it.
 //! - A server without ServiceCIDRs has none: a complete, empty list.
 //! - Tokens, certificates and exec plugins are read again when the server refuses them or cannot be
 //!   reached.
@@ -28,6 +28,7 @@ mod outlet;
 mod pace;
 mod reflector;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,10 +82,33 @@ pub struct KubeConnection {
 #[derive(Debug)]
 pub struct KubeSource {
     node_name: String,
+    /// Host and port of the server.
+    host: String,
     session: Arc<Session>,
     limiter: Mutex<Limiter>,
     timing: Timing,
     metrics: Arc<SourceMetrics>,
+    observer: Observer,
+}
+
+/// A request of which the answer has begun, or that has failed.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestDone<'a> {
+    /// Host and port of the server.
+    pub host: &'a str,
+    /// Status code, if there was an answer.
+    pub code: Option<u16>,
+    /// Time to the beginning of the answer; a watch goes on after it.
+    pub duration: Duration,
+}
+
+/// Who is told of requests.
+struct Observer(Box<dyn Fn(RequestDone<'_>) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl KubeSource {
@@ -99,10 +123,21 @@ impl KubeSource {
         Ok(Self {
             node_name: connection.node_name.clone(),
             limiter: Mutex::new(Limiter::new(connection.qps, connection.burst)),
+            host: config.cluster_url.authority().map(ToString::to_string).unwrap_or_default(),
             session: Arc::new(Session::new(connection, config)),
             timing: Timing::default(),
             metrics: Arc::new(SourceMetrics::new()),
+            observer: Observer(Box::new(|_| {})),
         })
+    }
+
+    /// With somebody who is told of each request, in the task that makes it.
+    pub fn on_request(
+        mut self,
+        observer: impl Fn(RequestDone<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        self.observer = Observer(Box::new(observer));
+        self
     }
 
     /// With other times to wait.
@@ -274,7 +309,12 @@ impl Follower<'_> {
             .body(Body::empty())
             .map_err(|error| Fault::Unreachable(error.to_string()))?;
         let limit = self.source.timing.answer;
-        let response = match timeout(limit, client.send(request)).await {
+        let sent = Instant::now();
+        let answer = timeout(limit, client.send(request)).await;
+        let code = answer.as_ref().ok().and_then(|it| Some(it.as_ref().ok()?.status().as_u16()));
+        let host = &self.source.host;
+        (self.source.observer.0)(RequestDone { host, code, duration: sent.elapsed() });
+        let response = match answer {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(Fault::Unreachable(reason(&error))),
             Err(_) => return Err(Fault::Unreachable(Fault::Silent(limit).to_string())),

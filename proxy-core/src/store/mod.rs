@@ -28,7 +28,7 @@ use crate::address::{Cidr, IpFamily};
 use crate::api;
 use crate::conntrack::FlowCleaner;
 use crate::diagnostic::Diagnostic;
-use crate::event::{Kind, Object, ObjectRef, SourceEvent};
+use crate::event::{EventCounts, Kind, Object, ObjectRef, SourceEvent};
 use crate::intern::Interner;
 use crate::names::ServiceName;
 use crate::node::{LocalDetector, NodeFacts};
@@ -93,13 +93,21 @@ impl Store {
 
     /// Takes in one step of a source's stream. What is wrong with an object becomes a finding.
     pub fn apply(&mut self, event: SourceEvent) {
+        self.apply_counted(event, &mut EventCounts::default());
+    }
+
+    /// As [`Store::apply`], and counts the objects that are told of, or gone because a complete
+    /// list has them no more.
+    pub fn apply_counted(&mut self, event: SourceEvent, counts: &mut EventCounts) {
+        counts.add(&event);
         match event {
             SourceEvent::ListStarted(kind) => self.lists.start(kind),
             SourceEvent::Applied(object) => self.apply_object(&object),
             SourceEvent::Deleted(object) => self.delete(&object),
+            SourceEvent::Unreadable(object) => self.keep(&object),
             SourceEvent::ListDone(kind) => {
                 if self.lists.finish(kind) {
-                    self.forget_unlisted(kind);
+                    counts.add_unlisted(kind, self.forget_unlisted(kind));
                 }
             }
             SourceEvent::Findings(findings) => self.source_findings = findings,
@@ -271,7 +279,33 @@ impl Store {
         }
     }
 
-    fn forget_unlisted(&mut self, kind: Kind) {
+    /// Notes that the present list has this object, and leaves what is known of it as it is.
+    fn keep(&mut self, object: &ObjectRef) {
+        let round = self.lists.round(object.kind);
+        let name = self.name(&object.namespace, &object.name);
+        match object.kind {
+            Kind::Service => {
+                if let Some(listed) = self.services.get_mut(&name) {
+                    listed.round = round;
+                }
+            }
+            Kind::EndpointSlice => {
+                let owner = self.slices.owner(&name.namespace, &name.name);
+                let key = owner.map(|service| SliceKey { service, slice: name.name });
+                if let Some(slice) = key.and_then(|key| self.slices.get_mut(&key)) {
+                    slice.round = round;
+                }
+            }
+            Kind::Node => {}
+            Kind::ServiceCidr => {
+                if let Some(listed) = self.service_ranges.get_mut(&object.name) {
+                    listed.round = round;
+                }
+            }
+        }
+    }
+
+    fn forget_unlisted(&mut self, kind: Kind) -> usize {
         let round = self.lists.round(kind);
         match kind {
             Kind::Service => {
@@ -280,6 +314,7 @@ impl Store {
                 for name in &gone {
                     self.remove_service(name);
                 }
+                gone.len()
             }
             Kind::EndpointSlice => {
                 let gone = self.slices.iter().filter(|(_, slice)| slice.round != round);
@@ -287,9 +322,14 @@ impl Store {
                 for key in &gone {
                     self.remove_slice(key);
                 }
+                gone.len()
             }
-            Kind::Node => {}
-            Kind::ServiceCidr => self.service_ranges.retain(|_, listed| listed.round == round),
+            Kind::Node => 0,
+            Kind::ServiceCidr => {
+                let before = self.service_ranges.len();
+                self.service_ranges.retain(|_, listed| listed.round == round);
+                before - self.service_ranges.len()
+            }
         }
     }
 

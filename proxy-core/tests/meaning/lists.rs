@@ -1,6 +1,6 @@
 //! Complete lists: what they lack is gone, and before the first nothing is certain.
 
-use proxy_core::event::{Kind, SourceEvent};
+use proxy_core::event::{EventCounts, Kind, ObjectRef, SourceEvent};
 use serde_json::json;
 
 use crate::world::{World, named_service, service, slice};
@@ -43,6 +43,34 @@ fn s2_5_what_a_list_lacks_is_gone_when_it_ends() {
     assert_eq!(world.pools().0, "e1", "slices of the kind that was not listed stay");
     start(&mut world, Kind::EndpointSlice);
     done(&mut world, Kind::EndpointSlice);
+    assert_eq!(world.pools().0, "");
+}
+
+#[test]
+fn what_a_list_cannot_tell_of_stays_as_it_was() {
+    let world_slice = slice("s", &["e1 R"]);
+    let mut world = World::new(&[service(json!({})), world_slice]);
+    world.take();
+    let unreadable = |kind, name: &str| {
+        let namespace = "default".to_owned();
+        SourceEvent::Unreadable(ObjectRef { kind, namespace, name: name.to_owned() })
+    };
+    for (kind, name) in [(Kind::Service, "web"), (Kind::EndpointSlice, "s")] {
+        start(&mut world, kind);
+        world.store.apply(unreadable(kind, name));
+        world.store.apply(unreadable(kind, "never-seen"));
+        let mut counts = EventCounts::default();
+        world.store.apply_counted(SourceEvent::ListDone(kind), &mut counts);
+        assert!(counts.is_empty());
+    }
+    assert_eq!(world.changed(), [""; 0]);
+    assert_eq!(world.pools().0, "e1");
+    // Outside of a list it says nothing, and the next list that lacks the object removes it.
+    world.store.apply(unreadable(Kind::EndpointSlice, "s"));
+    start(&mut world, Kind::EndpointSlice);
+    let mut counts = EventCounts::default();
+    world.store.apply_counted(SourceEvent::ListDone(Kind::EndpointSlice), &mut counts);
+    assert_eq!(counts.of(Kind::EndpointSlice), 1, "S2.5: counted as a deletion");
     assert_eq!(world.pools().0, "");
 }
 

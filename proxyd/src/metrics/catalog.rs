@@ -185,6 +185,14 @@ catalog! {
     NODE_ELIGIBLE = "proxyd_node_eligible", Gauge, NO_LABELS, ALL_MODES,
         "1 if the Node takes new connections from load balancers, else 0.";
 
+    SOURCE_CONNECTED = "proxyd_source_connected", Gauge, NO_LABELS, ALL_MODES,
+        "1 while the API server answers for every kind of object, else 0; absent without a cluster.";
+    SOURCE_UNREADABLE = "proxyd_source_unreadable_objects_total", Counter, &["kind"], ALL_MODES,
+        "Objects of the API server that could not be read and were skipped, repeats included.";
+    SOURCE_RESTARTS = "proxyd_source_restarts_total", Counter, &["kind", "reason"], ALL_MODES,
+        "Lists and watches that came to their end: cut, ended, expired, garbage, refused, silent or \
+        unreachable.";
+
     CONFIG_PENDING = "proxyd_config_pending", Gauge, NO_LABELS, ALL_MODES,
         "1 while the configuration file means something else than what is in force, else 0.";
     CONFIG_UNUSABLE = "proxyd_config_unusable", Gauge, NO_LABELS, ALL_MODES,

@@ -37,12 +37,12 @@ impl Machine {
             (&catalog::FLOWS_EARLY_DROPPED, "early_drop"),
         ] {
             match self.statistics.get(event) {
-                Some(count) => values.follow(counter, number(count)),
+                Some(count) => values.follow(counter, &[], number(count)),
                 None => values.remove(counter, &[]),
             }
         }
         let Some(process) = self.process else { return };
-        values.follow(&catalog::PROCESS_CPU, process.cpu.as_secs_f64());
+        values.follow(&catalog::PROCESS_CPU, &[], process.cpu.as_secs_f64());
         gauge(&catalog::PROCESS_THREADS, Some(process.threads));
         gauge(&catalog::PROCESS_RESIDENT, Some(process.resident_memory_bytes));
         gauge(&catalog::PROCESS_VIRTUAL, Some(process.virtual_memory_bytes));

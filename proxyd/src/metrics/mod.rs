@@ -66,6 +66,8 @@ struct Shared {
     state: Mutex<State>,
     /// Held while the kernel is looked at: counters that follow it must not be mixed up.
     scrape: Mutex<()>,
+    #[cfg(feature = "kube")]
+    source: std::sync::OnceLock<Arc<source::kube::SourceMetrics>>,
 }
 
 /// What is not a metric itself.
@@ -119,6 +121,8 @@ impl Metrics {
             selection: Selection::new(by_service)?,
             state: Mutex::default(),
             scrape: Mutex::default(),
+            #[cfg(feature = "kube")]
+            source: std::sync::OnceLock::new(),
         };
         let metrics = Self { shared: Arc::new(shared) };
         metrics.begin(config);
@@ -174,10 +178,37 @@ impl Metrics {
     pub fn text(&self) -> String {
         let _alone = self.shared.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         machine::Machine::read().show(&self.shared.values);
+        #[cfg(feature = "kube")]
+        self.show_source();
         self.shared.values.text().unwrap_or_else(|error| {
             tracing::error!(%error, "failed to write metrics");
             String::new()
         })
+    }
+
+    /// Shows what this source counts, from now on. There is only one.
+    #[cfg(feature = "kube")]
+    pub fn follow_source(&self, source: Arc<source::kube::SourceMetrics>) {
+        let _known = self.shared.source.set(source);
+    }
+
+    #[cfg(feature = "kube")]
+    fn show_source(&self) {
+        use source::kube::RestartReason;
+        // Counts that large are not to be had.
+        let number = |count| number(usize::try_from(count).unwrap_or(usize::MAX));
+        let Some(source) = self.shared.source.get() else { return };
+        let values = &self.shared.values;
+        let connected = f64::from(u8::from(source.is_connected()));
+        values.set(&catalog::SOURCE_CONNECTED, &[], connected);
+        for kind in Kind::ALL {
+            let label = kind.as_str();
+            values.follow(&catalog::SOURCE_UNREADABLE, &[label], number(source.undecodable(kind)));
+            for reason in RestartReason::ALL {
+                let restarts = number(source.restarts(kind, reason));
+                values.follow(&catalog::SOURCE_RESTARTS, &[label, reason.as_str()], restarts);
+            }
+        }
     }
 
     /// Shows what the configuration file is.

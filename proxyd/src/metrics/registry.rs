@@ -69,9 +69,9 @@ impl Values {
     }
 
     /// Brings a counter that somebody else counts to its present value.
-    pub(super) fn follow(&self, counter: &Definition, value: f64) {
+    pub(super) fn follow(&self, counter: &Definition, labels: &[&str], value: f64) {
         if let Some(Series::Counter(series)) = self.by_name.get(counter.name)
-            && let Ok(counter) = series.get_metric_with_label_values::<&str>(&[])
+            && let Ok(counter) = series.get_metric_with_label_values(labels)
         {
             counter.reset();
             counter.inc_by(value);

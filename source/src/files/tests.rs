@@ -41,6 +41,7 @@ impl Known {
             SourceEvent::Deleted(reference) => format!("- {reference}"),
             SourceEvent::ListDone(kind) => format!("done {kind}"),
             SourceEvent::Findings(findings) => format!("{} findings", findings.len()),
+            SourceEvent::Unreadable(reference) => format!("? {reference}"),
         });
         match event {
             SourceEvent::Applied(object) => {
@@ -52,7 +53,8 @@ impl Known {
             SourceEvent::Findings(findings) => {
                 self.findings = findings.iter().map(ToString::to_string).collect();
             }
-            SourceEvent::ListStarted(_) | SourceEvent::ListDone(_) => {}
+            SourceEvent::ListStarted(_) | SourceEvent::ListDone(_) | SourceEvent::Unreadable(_) => {
+            }
         }
     }
 

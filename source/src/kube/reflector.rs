@@ -195,7 +195,9 @@ impl Reflector {
             }
             Err(bad) => {
                 self.undecodable.add(bad.finding);
-                None
+                // Of what a list lacks nothing stays. Otherwise there is nothing to say.
+                let is_relist = self.listed && self.is_listing();
+                bad.reference.filter(|_| is_relist).map(SourceEvent::Unreadable)
             }
         }
     }

@@ -28,6 +28,7 @@ fn told(event: &SourceEvent) -> String {
         SourceEvent::Applied(object) => format!("+{}", object.reference().name),
         SourceEvent::Deleted(reference) => format!("-{}", reference.name),
         SourceEvent::Findings(_) => "findings".to_owned(),
+        SourceEvent::Unreadable(reference) => format!("?{}", reference.name),
     }
 }
 

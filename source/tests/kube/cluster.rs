@@ -138,6 +138,11 @@ impl Known {
             SourceEvent::Deleted(reference) => {
                 self.objects.remove(reference);
             }
+            SourceEvent::Unreadable(reference) => {
+                if let Some(listed) = self.listed.get_mut(&reference.kind) {
+                    listed.push(reference.clone());
+                }
+            }
             SourceEvent::ListDone(kind) => {
                 let listed = self.listed.remove(kind).expect("a list ended that had not begun");
                 self.objects

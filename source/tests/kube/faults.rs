@@ -196,6 +196,30 @@ async fn bad_objects_are_named_and_the_others_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_in_a_relist_stays_as_it_was() {
+    for streaming in [Streaming::On, Streaming::Refused] {
+        let server = server();
+        server.set_streaming(streaming);
+        let mut running = settled(&server).await;
+        let before = running.names(Kind::Service).len();
+        server.apply(bad_service("svc-1"));
+        running.until("named", |running| running.findings.len() == 1).await;
+        let lists = running.metrics.lists(Kind::Service);
+        server.expire_history();
+        running.until("a relist", |it| it.metrics.lists(Kind::Service) > lists).await;
+        running.until("named", |running| running.findings.len() == 1).await;
+        assert_eq!(running.names(Kind::Service).len(), before);
+        // Gone is gone, readable or not.
+        let lists = running.metrics.lists(Kind::Service);
+        server.delete("services", "d", "svc-1");
+        server.expire_history();
+        running.until("another", |it| it.metrics.lists(Kind::Service) > lists).await;
+        running.until("gone", |it| it.names(Kind::Service).len() == before - 1).await;
+        running.until("good", |running| running.findings.is_empty()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rotated_token_is_read_again() {
     let dir = tempfile::tempdir().unwrap();
     let server = server();
