@@ -136,6 +136,13 @@ fn error() -> TableError {
 
 /// Everything that can happen, once.
 async fn exercise(metrics: &Metrics) {
+    #[cfg(feature = "kube")]
+    {
+        use source::kube::{KubeConnection, KubeSource};
+        let master = Some("http://127.0.0.1:1".to_owned());
+        let source = KubeSource::new(KubeConnection { master, ..KubeConnection::default() });
+        metrics.follow_source(source.unwrap().metrics());
+    }
     let later = metrics.started() + Duration::from_secs(5);
     for family in IpFamily::ALL {
         for event in [
