@@ -266,7 +266,6 @@ mod tests {
         }
     }
 
-    #[expect(clippy::unwrap_used, reason = "helpers of tests fail")]
     fn observer(server: &ApiServer) -> EventObserver {
         let connection = KubeConnection {
             master: Some(server.url()),

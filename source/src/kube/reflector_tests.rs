@@ -284,7 +284,8 @@ fn bad_objects_are_skipped_and_named_until_they_are_good_or_gone() {
     line(&mut reflector, "ADDED", &garbage("c"));
     reflector.failed(&refused(410, ""), STEADY, STEADY);
     reflector.answered();
-    assert_eq!(reflector.item(garbage("d").to_string().as_bytes()), None);
+    let listed = reflector.item(garbage("d").to_string().as_bytes());
+    assert!(matches!(listed, Some(SourceEvent::Unreadable(_))), "{listed:?}");
     assert_eq!(names(&reflector), ["Service/d/c"], "until the list is complete");
     reflector.page_done(&page("20", "")).unwrap();
     assert_eq!(names(&reflector), ["Service/d/d"]);
