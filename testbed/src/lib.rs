@@ -15,6 +15,7 @@
 //! | [`traffic`] | a steady stream of new connections that counts failures |
 //! | [`cases`], [`conformance`] | the case files and the runner that plays them |
 //! | [`apiserver`] | a pretended API server, with every fault on demand |
+//! | [`uml`] | running tests on the kernel of User Mode Linux |
 //! | [`builders`], [`scale`] | Kubernetes objects as JSON values, few or many |
 //! | `resolved` (feature) | Services as core hands them to backends |
 //!
@@ -36,6 +37,7 @@ pub mod resolved;
 pub mod scale;
 pub mod target;
 pub mod traffic;
+pub mod uml;
 pub mod wait;
 pub mod world;
 

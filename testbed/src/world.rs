@@ -225,6 +225,9 @@ const QUIET: &[(&str, &str)] = &[
     ("ipv6/conf/default/accept_ra", "0"),
     ("ipv6/conf/default/accept_dad", "0"),
     ("ipv6/icmp/ratelimit", "0"),
+    // SCTP has no sockets that are transparent.
+    ("ipv4/ip_nonlocal_bind", "1"),
+    ("ipv6/ip_nonlocal_bind", "1"),
 ];
 
 /// Rules of the outside; the ranges are those of [`crate::builders::SERVICE_RANGES`].

@@ -1,11 +1,13 @@
 //! Every conformance case in every mode that is asked for, each a test of its own.
 //!
 //! `PROXYD_MODES` lists the modes, of which `iptables-nft` and `iptables-legacy` are mode iptables
-//! with each kind of iptables (default: all that this kernel has). `PROXYD_ORIGINS` lists where
+//! with each kind of iptables (default: all of them). `PROXYD_ORIGINS` lists where
 //! objects come from (default: `manifests`, and for mode nftables `cluster` too, since what comes
 //! after the source is the same). `PROXYD_BIN` or `PROXYD_COMMAND` choose the program,
-//! `PROXYD_CASES` another folder of cases. A case that this machine cannot play is reported as
-//! ignored, with the reason; with `CI` set, missing privilege fails instead.
+//! `PROXYD_CASES` another folder of cases. What needs IPVS, or SCTP in mode iptables, runs in User
+//! Mode Linux, which has only the legacy kind of iptables and no nftables rules for IP. A case that
+//! this machine cannot play is reported as ignored, with the reason; with `CI` set, missing
+//! privilege fails instead.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,9 +17,10 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Error, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use testbed::cases::{Case, Mode, folder, load};
+use testbed::cases::{Case, Mode, Need, folder, load};
 use testbed::conformance::{Flavour, Origin, Subject, missing_need, run};
 use testbed::netns::missing_privilege;
+use testbed::uml::{self, GuestTest};
 
 /// What is tried unless something else is asked for.
 const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy";
@@ -26,6 +29,7 @@ const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy";
 const WORLDS: usize = 8;
 
 fn main() -> Result<ExitCode> {
+    uml::enter()?;
     let mut args = Arguments::from_args();
     args.test_threads.get_or_insert_with(|| {
         available_parallelism().map_or(1, |cores| WORLDS.min(4 * cores.get()))
@@ -43,7 +47,7 @@ fn trials() -> Result<Vec<Trial>> {
             || subject.origin() == Origin::Manifests
             || std::env::var_os("PROXYD_ORIGINS").is_some()
     };
-    let mut trials = Vec::new();
+    let (mut here, mut in_guest) = (Vec::new(), Vec::new());
     for case in load(&cases).context("reading the cases")? {
         let case = Arc::new(case);
         let fits = |flavour: &&Flavour| case.modes.contains(&flavour.mode());
@@ -53,13 +57,28 @@ fn trials() -> Result<Vec<Trial>> {
                 let subject = subject.clone();
                 let origin = subject.origin();
                 let name = format!("{flavour}::{origin}::{}::{}", case.feature, case.name);
-                trials.push(Trial::ignorable_test(name, move || {
-                    play(&played, flavour, &subject, missing.as_ref().as_ref())
-                }));
+                let play = move || play(&played, flavour, &subject, missing.as_ref().as_ref());
+                if wants_guest(&case, flavour) {
+                    in_guest.push(GuestTest::new(name, play));
+                } else if !uml::is_guest() {
+                    here.push(Trial::ignorable_test(name, play));
+                }
             }
         }
     }
-    Ok(trials)
+    here.extend(uml::trials(in_guest));
+    Ok(here)
+}
+
+/// Whether the host's kernel is not expected to have what the case needs.
+fn wants_guest(case: &Case, flavour: Flavour) -> bool {
+    match flavour {
+        Flavour::Mode(Mode::Ipvs) => true,
+        Flavour::Mode(Mode::Iptables) | Flavour::Iptables("legacy") => {
+            case.needs.contains(&Need::Sctp)
+        }
+        Flavour::Mode(Mode::Nftables) | Flavour::Iptables(_) => false,
+    }
 }
 
 /// The program, once for each origin of objects that is asked for.
