@@ -12,6 +12,7 @@
 //! | [`conntrack`] | streaming and deleting tracked flows |
 //! | [`sysctl`] | reading and writing below `/proc/sys` |
 //! | [`host`] | name, privileges, kernel release, memory in use |
+//! | [`links`] | dummy links and the addresses on them |
 //! | [`namespace`] | network namespaces of the calling thread |
 //! | [`process`] | what this process uses of the machine |
 //! | [`program`] | running programs of the system |
@@ -21,6 +22,7 @@
 pub mod addresses;
 pub mod conntrack;
 pub mod host;
+pub mod links;
 pub mod namespace;
 pub mod netlink;
 pub mod process;

@@ -159,6 +159,8 @@ struct FamilyDriver {
     is_new: bool,
     /// When to compare everything.
     compare_at: Option<Instant>,
+    /// When the table's own work is due.
+    tend_at: Option<Instant>,
     /// Whether the next sync does nothing but compare, so that a difference is foreign.
     only_compares: bool,
     listener: Listener,
@@ -219,6 +221,7 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
             // Before the first sync, so that nothing is missed.
             self.listen();
             self.sync_due().await;
+            self.tend_due().await;
             self.look_up_findings();
             let wake_at = self.wake_at();
             tokio::select! {
@@ -265,7 +268,7 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
     fn wake_at(&self) -> Option<Instant> {
         let families = self.families.iter().flat_map(|family| {
             let sync = (self.is_ready && family.table.is_pending()).then_some(family.not_before);
-            [sync, family.compare_at, family.listener.open_at]
+            [sync, family.compare_at, family.tend_at, family.listener.open_at]
         });
         families.chain([self.findings_due]).flatten().min()
     }
@@ -322,6 +325,7 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
         let started = Instant::now();
         let result = family.table.sync().instrument(span.clone()).await;
         let now = Instant::now();
+        family.tend_at = family.table.tend_in().map(|pause| now + pause);
         if let Ok(report) = &result {
             span.record("full", report.full);
         }
@@ -332,6 +336,20 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
         // The thread was blocked: let the runtime see what came in meanwhile, however many events
         // wait to be taken in.
         tokio::task::yield_now().await;
+    }
+
+    /// Lets tables do what has become due with time.
+    async fn tend_due(&mut self) {
+        for family in &mut self.families {
+            if family.tend_at.is_none_or(|due| due > Instant::now()) {
+                continue;
+            }
+            if let Err(error) = family.table.tend().await {
+                let error = error.chain();
+                tracing::warn!(family = %family.family, error, "table not tended; trying again");
+            }
+            family.tend_at = family.table.tend_in().map(|pause| Instant::now() + pause);
+        }
     }
 
     fn note_success(&mut self, index: usize, report: SyncReport, duration: Duration, now: Instant) {
@@ -491,6 +509,7 @@ impl FamilyDriver {
             failures: Backoff::default(),
             is_new: true,
             compare_at: None,
+            tend_at: None,
             only_compares: false,
             listener: Listener::new(now),
             damage: Damage::default(),

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -47,6 +48,10 @@ pub trait TableSync: Send {
     async fn sync(&mut self) -> Result<SyncReport, TableError>;
     /// Removes everything of ours from the kernel.
     async fn clear(&mut self) -> Result<(), TableError>;
+    /// See [`ServiceTable::tend_in`].
+    fn tend_in(&self) -> Option<Duration>;
+    /// See [`ServiceTable::tend`].
+    async fn tend(&mut self) -> Result<(), TableError>;
     /// See [`ServiceTable::drift_signal`].
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError>;
 }
@@ -518,6 +523,10 @@ impl<T: ServiceTable> TableSync for Synchronizer<T> {
         node: Option<NodeFacts>,
     ) {
         if let Some(node) = node {
+            if self.table.note_node(&node) {
+                // All Services have to be compiled anew.
+                self.in_step = false;
+            }
             self.node = Some(node);
             self.dirty.insert(Owner::Node);
         }
@@ -570,6 +579,14 @@ impl<T: ServiceTable> TableSync for Synchronizer<T> {
     async fn clear(&mut self) -> Result<(), TableError> {
         self.in_step = false;
         self.table.clear().await
+    }
+
+    fn tend_in(&self) -> Option<Duration> {
+        self.table.tend_in()
+    }
+
+    async fn tend(&mut self) -> Result<(), TableError> {
+        self.table.tend().await
     }
 
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -26,6 +27,12 @@ pub trait ServiceTable: Send {
 
     /// The family this table is for.
     fn family(&self) -> IpFamily;
+
+    /// Takes note of the node before anything is compiled. Returns whether what Services need has
+    /// changed with it, so that all of them have to be compiled anew.
+    fn note_node(&mut self, _node: &NodeFacts) -> bool {
+        false
+    }
 
     /// The objects that are needed whatever the Services are.
     fn compile_node(&self, node: &NodeFacts, out: &mut RuleSet<Self::Key, Self::Rule>);
@@ -70,6 +77,17 @@ pub trait ServiceTable: Send {
 
     /// Removes everything that is ours.
     async fn clear(&mut self) -> Result<(), TableError>;
+
+    /// When to call [`Self::tend`] next, if there is work that waits for time to pass.
+    fn tend_in(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Does work that time has made due, such as removing what has drained. It changes nothing
+    /// that `observe` shows.
+    async fn tend(&mut self) -> Result<(), TableError> {
+        Ok(())
+    }
 
     /// A signal that somebody else changed what is ours, if the kernel gives one. Backends
     /// without it are compared at intervals.

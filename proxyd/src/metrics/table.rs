@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use proxy_core::address::IpFamily;
@@ -134,6 +134,14 @@ impl TableSync for MeasuredTable {
     async fn clear(&mut self) -> Result<(), TableError> {
         self.is_distrusted = true;
         self.table.clear().await
+    }
+
+    fn tend_in(&self) -> Option<Duration> {
+        self.table.tend_in()
+    }
+
+    async fn tend(&mut self) -> Result<(), TableError> {
+        self.table.tend().await
     }
 
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {
