@@ -30,7 +30,7 @@ pub struct TableConfig {
     /// How to tell the traffic of local pods.
     pub detector: Option<LocalDetector>,
     /// Bit of the packet mark that asks for masquerading, 0 to 31.
-    pub masquerade_bit: u32,
+    pub masquerade_bit: u8,
     /// Scheduler of virtual servers.
     pub scheduler: Scheduler,
 }

@@ -77,12 +77,16 @@ fn check_scheduler(scheduler: Scheduler, address: IpAddr) -> Result<(), TableErr
 fn available_schedulers(address: IpAddr) -> Result<BTreeSet<Scheduler>, TableError> {
     let failed = |error| netlink_error("try the IPVS schedulers", error);
     let Some(mut ipvs) = Ipvs::open().map_err(failed)? else { return Ok(BTreeSet::new()) };
-    let try_all = Scheduler::ALL.iter().zip(1..).map(|(scheduler, port)| {
-        let server = ServerKey { address, port, protocol: Protocol::Udp };
-        Command::NewServer(server, ServerSpec::new(*scheduler, None))
-    });
-    let refused = ipvs.send(&try_all.collect::<Vec<_>>()).map_err(failed)?;
+    let server = |port| ServerKey { address, port, protocol: Protocol::Udp };
+    let numbered = || Scheduler::ALL.into_iter().zip(1..);
+    let make: Vec<_> = numbered()
+        .map(|(it, port)| Command::NewServer(server(port), ServerSpec::new(it, None)))
+        .collect();
+    let refused = ipvs.send(&make).map_err(failed)?;
     let is_refused = |place: &usize| refused.iter().any(|(refused, _)| refused == place);
+    let remove: Vec<_> = numbered().map(|(_, port)| Command::DeleteServer(server(port))).collect();
+    // Those that were refused do not exist.
+    let _missing = ipvs.send(&remove).map_err(failed)?;
     let places = (0..Scheduler::ALL.len()).filter(|place| !is_refused(place));
     Ok(places.map(|place| Scheduler::ALL[place]).collect())
 }

@@ -161,7 +161,7 @@ fn nfproto(family: IpFamily) -> u8 {
 }
 
 /// Name of the type, and the oldest revision that can do what is needed (SCTP ports).
-fn set_type(set: SetName) -> (&'static str, u8) {
+pub(crate) fn set_type(set: SetName) -> (&'static str, u8) {
     match set.kind() {
         SetType::Ip => ("hash:ip", 0),
         SetType::IpPort => ("hash:ip,port", 1),

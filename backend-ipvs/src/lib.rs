@@ -25,6 +25,7 @@ mod scheduler;
 mod settings;
 mod steps;
 mod table;
+mod text;
 mod tool;
 
 pub use compile::{TableConfig, compile};
@@ -34,3 +35,4 @@ pub use model::{Entry, Key, RealSpec, Rule, ServerKey, ServerSpec, SetName};
 pub use scheduler::{Scheduler, UnknownScheduler};
 pub use settings::{Settings, apply};
 pub use table::{DEVICE, IpvsConfig, IpvsTable};
+pub use text::render_text;

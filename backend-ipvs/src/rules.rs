@@ -207,7 +207,7 @@ impl Writer {
         self.own("mangle", "MASQ", &rule);
     }
 
-    fn departures(&mut self, masquerade_bit: u32) {
+    fn departures(&mut self, masquerade_bit: u8) {
         let mark = 1_u32 << masquerade_bit;
         let hairpin = self.set(SetName::Hairpin, "dst,dst,src");
         self.own("nat", "POST", &format!("{hairpin} -j MASQUERADE --random-fully"));

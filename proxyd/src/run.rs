@@ -14,7 +14,7 @@ use proxy_core::event::{EventCounts, Kind, SourceEvent};
 use proxy_core::options::Options;
 use proxy_core::store::{NodeState, Store};
 use proxy_core::sync::TableSync;
-use proxy_core::table::error_chain;
+use proxy_core::table::{TableError, TableErrorKind, error_chain};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -43,6 +43,7 @@ pub fn run(loaded: &Loaded, flags: &Flags) -> anyhow::Result<()> {
     let by_service = flags.service_latency.as_deref().unwrap_or_default();
     let metrics = Metrics::new(config, &families, by_service)?;
     kernel_settings::apply(config, &kernel_settings::asked_for(&loaded.given, flags))?;
+    tables::prepare(config)?;
     if flags.init_only == Some(true) {
         return Ok(());
     }
@@ -161,7 +162,9 @@ async fn serve_status(config: KubeProxyConfiguration, pages: StatusPages) -> any
 
 pub(crate) fn interface_addresses() -> anyhow::Result<Vec<IpAddr>> {
     let addresses = node_sys::addresses::list().context("failed to list interface addresses")?;
-    let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|it| it.address).collect();
+    // Those of Services, which mode ipvs puts on a link of this name, are not the node's own.
+    let own = addresses.into_iter().filter(|it| it.interface.as_deref() != Some("kube-ipvs0"));
+    let mut addresses: Vec<IpAddr> = own.map(|it| it.address).collect();
     addresses.sort_unstable();
     addresses.dedup();
     Ok(addresses)
@@ -410,6 +413,15 @@ impl Outlets {
     }
 }
 
+/// On a kernel that does not have what a mode needs, there is nothing to remove.
+fn lacks_nothing_of_ours(error: anyhow::Error) -> anyhow::Result<()> {
+    let table = error.downcast_ref::<TableError>();
+    match table.map(TableError::kind) {
+        Some(TableErrorKind::Unsupported) => Ok(()),
+        _ => Err(error),
+    }
+}
+
 /// Removes everything that is ours from the kernel, whichever mode programmed it.
 pub fn cleanup(config: &KubeProxyConfiguration) -> anyhow::Result<()> {
     let mut failures = Vec::new();
@@ -423,7 +435,7 @@ pub fn cleanup(config: &KubeProxyConfiguration) -> anyhow::Result<()> {
                 }
                 Ok(())
             });
-            if let Err(error) = cleared {
+            if let Err(error) = cleared.or_else(lacks_nothing_of_ours) {
                 failures.push(format!("{mode}, {family}: {}", error_chain(error.as_ref())));
             }
         }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "iptables")]
 mod iptables;
+#[cfg(feature = "ipvs")]
+mod ipvs;
 
 use anyhow::{Context as _, bail};
 use proxy_core::address::IpFamily;
@@ -19,6 +21,8 @@ use crate::render::Output;
 pub const MODES: &[Mode] = &[
     #[cfg(feature = "iptables")]
     Mode::Iptables,
+    #[cfg(feature = "ipvs")]
+    Mode::Ipvs,
     #[cfg(feature = "nftables")]
     Mode::Nftables,
 ];
@@ -97,6 +101,8 @@ pub fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::
             }
             Ok(())
         }
+        #[cfg(feature = "ipvs")]
+        Mode::Ipvs => ipvs::check(config, families).with_context(|| unavailable(mode)),
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
@@ -133,6 +139,8 @@ pub fn table(
             tracing::info!(%family, variant = %tool.variant(), "iptables");
             iptables::table(config, family, detector, tool)
         }
+        #[cfg(feature = "ipvs")]
+        Mode::Ipvs => ipvs::table(config, family, detector),
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
@@ -149,6 +157,15 @@ pub fn all_tables(
     }
 }
 
+/// Writes the settings of the kernel that only this mode needs.
+pub fn prepare(config: &KubeProxyConfiguration) -> anyhow::Result<()> {
+    match config.mode {
+        #[cfg(feature = "ipvs")]
+        Mode::Ipvs => ipvs::prepare(config),
+        _ => Ok(()),
+    }
+}
+
 /// What is wanted in the kernel, in the form of the mode's own program. The store's changes have
 /// been taken for each family.
 pub fn render(
@@ -162,6 +179,8 @@ pub fn render(
         Mode::Nftables => Ok(render_nftables(config, store, families, output)),
         #[cfg(feature = "iptables")]
         Mode::Iptables => iptables::render(config, store, families, output),
+        #[cfg(feature = "ipvs")]
+        Mode::Ipvs => ipvs::render(config, store, families, output),
         mode => bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
