@@ -135,6 +135,7 @@ fn fixed_objects(config: &TableConfig) -> Rules {
     let facts = NodeFacts {
         family: config.family,
         node_port_addresses: NodePortAddresses::All,
+        addresses: [].into(),
         service_ranges: Vec::new(),
     };
     Compiler::new(config).node(&facts, &mut objects);

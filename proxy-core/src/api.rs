@@ -16,6 +16,9 @@ pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 /// Annotation of an EndpointSlice: when the change it tells of happened (S10.3).
 pub const ANNOTATION_TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
+/// Annotation of a Service: how its endpoints take turns in mode ipvs, by the name of a scheduler.
+pub const ANNOTATION_IPVS_SCHEDULER: &str = "proxyd.io/ipvs-scheduler";
+
 /// `null` reads as the default, as the API server itself reads it.
 fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
@@ -72,6 +75,9 @@ pub struct Annotations {
     /// [`ANNOTATION_TRIGGER_TIME`].
     #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
     pub trigger_time: Option<String>,
+    /// [`ANNOTATION_IPVS_SCHEDULER`].
+    #[serde(rename = "proxyd.io/ipvs-scheduler")]
+    pub ipvs_scheduler: Option<String>,
 }
 
 /// A `v1` Service.

@@ -28,6 +28,7 @@ pub mod options;
 mod resolve;
 pub mod resolved;
 pub mod rules;
+pub mod scheduler;
 pub mod store;
 pub mod sync;
 pub mod table;

@@ -32,6 +32,9 @@ pub struct NodeFacts {
     pub family: IpFamily,
     /// Where node ports answer.
     pub node_port_addresses: NodePortAddresses,
+    /// The addresses of the node's interfaces, without loopback ones. A link that itself
+    /// carries service addresses is not counted among them.
+    pub addresses: BTreeSet<IpAddr>,
     /// Ranges that cluster IPs are taken from, no range covering another one; empty if unknown.
     pub service_ranges: Vec<Cidr>,
 }

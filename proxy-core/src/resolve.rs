@@ -151,7 +151,13 @@ impl Subject<'_> {
             .service
             .health_check_port
             .map(|port| HealthCheck { port, local_endpoints: local_addresses.len() });
-        Some(ResolvedService { name: self.name.clone(), cluster_ip, ports, health_check })
+        Some(ResolvedService {
+            name: self.name.clone(),
+            cluster_ip,
+            ports,
+            health_check,
+            scheduler: self.service.scheduler,
+        })
     }
 
     fn port_name(&self, port: &StoredPort) -> ServicePortName {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::address::Cidr;
 use crate::names::{Protocol, ServiceName, ServicePortName};
+use crate::scheduler::Scheduler;
 
 /// What a client dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -254,4 +255,7 @@ pub struct ResolvedService {
     pub ports: Vec<ResolvedPort>,
     /// The health check to answer, if any.
     pub health_check: Option<HealthCheck>,
+    /// How endpoints take turns where the kernel can choose in several ways; `None` leaves it to
+    /// the configuration.
+    pub scheduler: Option<Scheduler>,
 }

@@ -664,6 +664,7 @@ mod tests {
             cluster_ip: Ipv4Addr::LOCALHOST.into(),
             ports: Vec::new(),
             health_check: None,
+            scheduler: None,
         })
     }
 

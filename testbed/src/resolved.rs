@@ -24,6 +24,7 @@ pub fn node(family: IpFamily) -> NodeFacts {
     NodeFacts {
         family,
         node_port_addresses: NodePortAddresses::Only([address(family, 192, 2)].into()),
+        addresses: [].into(),
         service_ranges: vec![Cidr::parse(range).unwrap()],
     }
 }
@@ -101,6 +102,7 @@ pub fn service(
         cluster_ip: address(family, 172, number),
         ports: vec![port],
         health_check: None,
+        scheduler: None,
     }
 }
 

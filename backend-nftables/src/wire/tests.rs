@@ -87,6 +87,7 @@ fn sample() -> Vec<u8> {
     let facts = proxy_core::node::NodeFacts {
         family: IpFamily::V4,
         node_port_addresses: proxy_core::node::NodePortAddresses::All,
+        addresses: [].into(),
         service_ranges: Vec::new(),
     };
     let mut rules = proxy_core::rules::RuleSet::new();

@@ -161,6 +161,7 @@ impl Store {
         NodeFacts {
             family,
             node_port_addresses: self.place().node_port_addresses(family),
+            addresses: self.place().addresses(family),
             service_ranges: without_covered(
                 ranges.filter(|range| range.family() == family).collect(),
             ),

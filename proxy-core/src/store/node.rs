@@ -115,6 +115,12 @@ impl Place<'_> {
         }
     }
 
+    /// The addresses of the node's interfaces.
+    pub(super) fn addresses(&self, family: IpFamily) -> BTreeSet<IpAddr> {
+        let addresses = self.interface_addresses.iter().copied();
+        addresses.filter(|it| IpFamily::of(*it) == family && !it.is_loopback()).collect()
+    }
+
     /// Where node ports answer (S9).
     pub(super) fn node_port_addresses(&self, family: IpFamily) -> NodePortAddresses {
         match &self.options.node_port_addresses {

@@ -12,6 +12,7 @@ use crate::address::{Cidr, IpFamily, parse_ip};
 use crate::api;
 use crate::intern::Interner;
 use crate::names::Protocol;
+use crate::scheduler::Scheduler;
 
 /// The affinity time-out that the API server writes where a user gives none (S3.9).
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
@@ -32,6 +33,8 @@ pub(crate) struct StoredService {
     /// Affinity time-out in seconds.
     pub(crate) affinity: Option<u32>,
     pub(crate) health_check_port: Option<u16>,
+    /// How endpoints take turns, if the Service says so.
+    pub(crate) scheduler: Option<Scheduler>,
     /// By name and protocol.
     pub(crate) ports: Box<[StoredPort]>,
     pub(crate) findings: Findings,
@@ -89,10 +92,19 @@ impl StoredService {
             external_local,
             affinity: affinity(spec, &mut findings),
             health_check_port: health_check_port(spec, external_local, &mut findings),
+            scheduler: scheduler(&service.metadata, &mut findings),
             ports: ports(spec, names, &mut findings),
             findings,
         })
     }
+}
+
+fn scheduler(metadata: &api::Metadata, findings: &mut Findings) -> Option<Scheduler> {
+    let name = metadata.annotations.ipvs_scheduler.as_deref()?;
+    let field = format_args!("metadata.annotations[{}]", api::ANNOTATION_IPVS_SCHEDULER);
+    name.parse()
+        .inspect_err(|error| findings.add(field, format_args!("{error}; the default is used")))
+        .ok()
 }
 
 fn created(metadata: &api::Metadata, findings: &mut Findings) -> i64 {

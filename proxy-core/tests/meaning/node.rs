@@ -1,5 +1,7 @@
 //! The node: addresses, zone, eligibility, detection of pods, node port addresses (S7 to S9).
 
+use std::net::IpAddr;
+
 use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::event::Kind;
 use proxy_core::node::{LocalDetector, NodePortAddresses};
@@ -184,4 +186,15 @@ fn service_ranges_are_the_union_of_all_objects() {
     assert_eq!(ranges(&world, IpFamily::V4), ["172.30.1.0/24", "172.31.0.0/16", "172.40.0.0/16"]);
     world.delete(Kind::ServiceCidr, "b");
     assert_eq!(ranges(&world, IpFamily::V4), ["172.40.0.0/16"]);
+}
+
+#[test]
+fn s9_4_the_addresses_of_the_node() {
+    let mut world = World::new(&[node()]);
+    let addresses = ["127.0.0.1", "169.254.0.1", "192.168.0.2", "fe80::1", "fd00::2", "::1"];
+    world.store.set_interface_addresses(&addresses.map(|text| text.parse().unwrap()));
+    let of = |family| Vec::from_iter(world.store.node_facts(family).addresses);
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert_eq!(of(IpFamily::V4), [ip("169.254.0.1"), ip("192.168.0.2")]);
+    assert_eq!(of(IpFamily::V6), [ip("fd00::2"), ip("fe80::1")]);
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proxy_core::address::IpFamily;
 use proxy_core::names::Protocol;
+use proxy_core::scheduler::Scheduler;
 use serde_json::{Value, json};
 
 use crate::world::{NODE_IP, World, service, slice};
@@ -276,4 +277,24 @@ fn s10_1_what_decides_nothing_changes_nothing() {
     world.delete(proxy_core::event::Kind::Service, "web");
     world.apply(&service(json!({})));
     assert_eq!(world.changed(), [""; 0], "deleted and added again between two syncs");
+}
+
+#[test]
+fn a_service_names_its_scheduler() {
+    let annotated = |name: &str| {
+        let mut service = service(json!({}));
+        service["metadata"]["annotations"] = json!({"proxyd.io/ipvs-scheduler": name});
+        service
+    };
+    let mut world = World::new(&[annotated("lc")]);
+    assert_eq!(world.find("web").unwrap().scheduler, Some(Scheduler::Lc));
+    assert_eq!(world.diagnostics(), Vec::<String>::new());
+    world.apply(&annotated("LC"));
+    assert_eq!(world.find("web").unwrap().scheduler, None);
+    assert_eq!(
+        world.diagnostics(),
+        ["Service/default/web: metadata.annotations[proxyd.io/ipvs-scheduler]: \
+          no scheduler is called \"LC\"; there are dh, lblc, lblcr, lc, mh, nq, rr, sed, sh, wlc, \
+          wrr; the default is used"]
+    );
 }

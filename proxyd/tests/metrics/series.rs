@@ -91,6 +91,7 @@ fn service(service: &str, internal: Route, external: Route) -> Arc<ResolvedServi
         cluster_ip: [10, 0, 0, 1].into(),
         ports: vec![port],
         health_check: None,
+        scheduler: None,
     })
 }
 

@@ -173,7 +173,13 @@ impl Recipe {
             affinity: self.affinity.map(|seconds| Duration::from_secs(seconds.into())),
             flow_endpoints: Vec::new(),
         };
-        Arc::new(ResolvedService { name, cluster_ip, ports: vec![port], health_check: None })
+        Arc::new(ResolvedService {
+            name,
+            cluster_ip,
+            ports: vec![port],
+            health_check: None,
+            scheduler: None,
+        })
     }
 }
 
