@@ -14,10 +14,10 @@ use proxy_core::resolved::{
     Frontend, FrontendKey, PoolKind, ResolvedPort, ResolvedService, Route, Routes,
 };
 use proxy_core::rules::RuleSet;
+use proxy_core::scheduler::Scheduler;
 
 use crate::model::{Entry, Key, RealSpec, Rule, ServerKey, ServerSpec, SetName};
 use crate::rules;
-use crate::scheduler::Scheduler;
 
 /// Kernel objects by key.
 pub(crate) type Rules = RuleSet<Key, Rule>;
@@ -40,20 +40,18 @@ pub struct TableConfig {
 pub(crate) struct Compiler {
     config: TableConfig,
     node_ports: NodePortAddresses,
-    /// Addresses of the node, those on our device excepted.
+    /// Addresses of the node; those on our device are not among them.
     addresses: BTreeSet<IpAddr>,
 }
 
-/// All objects that are wanted on a node with these addresses.
+/// All objects that are wanted on this node.
 pub fn compile<'a>(
     config: &TableConfig,
     node: &NodeFacts,
-    addresses: impl IntoIterator<Item = IpAddr>,
     services: impl IntoIterator<Item = &'a ResolvedService>,
 ) -> RuleSet<Key, Rule> {
     let mut compiler = Compiler::new(config);
     compiler.set_node(node);
-    compiler.set_addresses(addresses.into_iter().collect());
     let mut out = RuleSet::new();
     compiler.node(&mut out);
     for service in services {
@@ -75,15 +73,14 @@ impl Compiler {
         &self.config
     }
 
-    /// Takes note of where node ports answer. Returns whether that has changed.
+    /// Takes note of the node's addresses and where node ports answer. Returns whether that has
+    /// changed.
     pub(crate) fn set_node(&mut self, node: &NodeFacts) -> bool {
-        let changed = self.node_ports != node.node_port_addresses;
-        self.node_ports = node.node_port_addresses.clone();
+        let changed =
+            (&self.node_ports, &self.addresses) != (&node.node_port_addresses, &node.addresses);
+        self.node_ports.clone_from(&node.node_port_addresses);
+        self.addresses.clone_from(&node.addresses);
         changed
-    }
-
-    pub(crate) fn set_addresses(&mut self, addresses: BTreeSet<IpAddr>) {
-        self.addresses = addresses;
     }
 
     /// The objects that are needed whatever the Services are.
@@ -99,7 +96,7 @@ impl Compiler {
         self.bind(service.cluster_ip, out);
         for port in &service.ports {
             for frontend in &port.frontends {
-                self.frontend(port, frontend, out);
+                self.frontend(service.scheduler, port, frontend, out);
             }
         }
         if let Some(check) = service.health_check {
@@ -115,16 +112,25 @@ impl Compiler {
         }
     }
 
-    fn frontend(&self, port: &ResolvedPort, frontend: &Frontend, out: &mut Rules) {
+    fn frontend(
+        &self,
+        scheduler: Option<Scheduler>,
+        port: &ResolvedPort,
+        frontend: &Frontend,
+        out: &mut Rules,
+    ) {
+        let affinity = port.affinity.map(|it| u32::try_from(it.as_secs()).unwrap_or(u32::MAX));
+        let spec = ServerSpec::new(scheduler.unwrap_or(self.config.scheduler), affinity);
+        let wanted = Wanted { port, frontend, spec };
         match frontend.key {
             FrontendKey::Address { address, port: number, protocol } => {
                 self.bind(address, out);
-                self.server(port, frontend, ServerKey { address, port: number, protocol }, out);
+                Self::server(&wanted, ServerKey { address, port: number, protocol }, out);
             }
             FrontendKey::NodePort { port: number, protocol } => {
                 for address in self.node_port_addresses() {
                     let key = ServerKey { address, port: number, protocol };
-                    self.server(port, frontend, key, out);
+                    Self::server(&wanted, key, out);
                 }
             }
         }
@@ -143,7 +149,8 @@ impl Compiler {
         addresses.iter().copied().filter(of_family).filter(answers).collect()
     }
 
-    fn server(&self, port: &ResolvedPort, frontend: &Frontend, key: ServerKey, out: &mut Rules) {
+    fn server(wanted: &Wanted<'_>, key: ServerKey, out: &mut Rules) {
+        let frontend = wanted.frontend;
         let entry = |set| Key::Entry(set, Entry::IpPort(key));
         if let Some(ranges) = &frontend.source_ranges {
             out.insert(entry(SetName::Ranges), Rule::Present);
@@ -162,17 +169,15 @@ impl Compiler {
                 for set in masquerades(&frontend.routes) {
                     out.insert(entry(set), Rule::Present);
                 }
-                self.pool(port, key, pool, out);
+                Self::pool(wanted, key, pool, out);
             }
         }
     }
 
-    fn pool(&self, port: &ResolvedPort, key: ServerKey, pool: PoolKind, out: &mut Rules) {
-        let affinity = port.affinity.map(|it| u32::try_from(it.as_secs()).unwrap_or(u32::MAX));
-        let spec = ServerSpec::new(self.config.scheduler, affinity);
+    fn pool(wanted: &Wanted<'_>, key: ServerKey, pool: PoolKind, out: &mut Rules) {
         out.insert(Key::Entry(SetName::Servers, Entry::IpPort(key)), Rule::Present);
-        out.insert(Key::Server(key), Rule::Server(spec));
-        for endpoint in &port.pool(pool).endpoints {
+        out.insert(Key::Server(key), Rule::Server(wanted.spec.clone()));
+        for endpoint in &wanted.port.pool(pool).endpoints {
             let (address, number) = (endpoint.address, endpoint.port);
             out.insert(Key::Real(key, address, number), Rule::Real(RealSpec::IN_USE));
             if endpoint.is_local {
@@ -183,6 +188,13 @@ impl Compiler {
         }
         out.insert(Key::Live(key), Rule::Present);
     }
+}
+
+/// A frontend and how its virtual servers choose.
+struct Wanted<'a> {
+    port: &'a ResolvedPort,
+    frontend: &'a Frontend,
+    spec: ServerSpec,
 }
 
 /// What becomes of a frontend as a whole.

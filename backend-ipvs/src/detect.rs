@@ -8,13 +8,13 @@ use node_sys::namespace::in_new_network_namespace;
 use proxy_core::address::IpFamily;
 use proxy_core::names::Protocol;
 use proxy_core::rules::{RuleSet, reconcile};
+use proxy_core::scheduler::Scheduler;
 use proxy_core::table::{TableError, TableErrorKind};
 
 use crate::compile::{Compiler, TableConfig};
 use crate::error::netlink_error;
 use crate::ipvs::{Command, Ipvs};
 use crate::model::{Entry, Key, Rule, ServerKey, ServerSpec, SetName};
-use crate::scheduler::Scheduler;
 use crate::table::{IpvsConfig, IpvsTable};
 
 /// Refuses a kernel that lacks something, and names it.

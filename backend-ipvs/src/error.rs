@@ -72,8 +72,9 @@ pub(crate) fn ipvs_error(command: &Command, error: KernelError) -> TableError {
     };
     // Of all reasons for which a virtual server is refused, only this one is ENOENT.
     if let Some(scheduler) = scheduler.filter(|_| error.errno == ENOENT) {
-        let operation =
-            format!("write {key}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler})");
+        let operation = format!(
+            "write {key}: the kernel has no scheduler {scheduler} (module ip_vs_{scheduler})"
+        );
         return TableError::new(TableErrorKind::Rejected, operation).with_source(error);
     }
     kernel_error(&format!("write {key}"), error)

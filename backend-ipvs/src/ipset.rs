@@ -108,12 +108,7 @@ impl Ipset {
         self.change(cmd::DEL, set, entries)
     }
 
-    fn change(
-        &mut self,
-        command: u8,
-        set: SetName,
-        entries: &[Entry],
-    ) -> Result<(), NetlinkError> {
+    fn change(&mut self, command: u8, set: SetName, entries: &[Entry]) -> Result<(), NetlinkError> {
         let name = set.of(self.family);
         for chunk in entries.chunks(ELEMENTS_PER_MESSAGE) {
             let mut request = MessageBuffer::new();

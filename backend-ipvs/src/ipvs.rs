@@ -183,9 +183,9 @@ impl Ipvs {
             request.end();
             let mut servers = Vec::new();
             self.socket.dump(&request, |message| {
-                servers.extend(read_server(message).filter(|(key, _)| {
-                    IpFamily::of(key.address) == family
-                }));
+                servers.extend(
+                    read_server(message).filter(|(key, _)| IpFamily::of(key.address) == family),
+                );
             })?;
             Ok(servers)
         })
@@ -226,13 +226,7 @@ impl Ipvs {
 
 fn write_command(buffer: &mut MessageBuffer, id: u16, sequence: u32, command: &Command) {
     let mut begin = |command, extra| {
-        buffer.begin_generic(
-            id,
-            flags::REQUEST | flags::ACK | extra,
-            sequence,
-            command,
-            VERSION,
-        );
+        buffer.begin_generic(id, flags::REQUEST | flags::ACK | extra, sequence, command, VERSION);
     };
     match command {
         Command::NewServer(server, spec) => {

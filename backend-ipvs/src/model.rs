@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::names::Protocol;
-
-use crate::scheduler::Scheduler;
+use proxy_core::scheduler::Scheduler;
 
 /// Identifies a kernel object. The order is the order of dependency: what leads packets to a
 /// virtual server comes after everything that the virtual server needs.
@@ -95,15 +94,19 @@ pub struct ServerSpec {
 impl ServerSpec {
     /// Flag: clients stay with their real servers (`IP_VS_SVC_F_PERSISTENT`).
     pub const PERSISTENT: u32 = 0x0001;
+    /// Flag: Maglev hashes the port as well (`IP_VS_SVC_F_SCHED_MH_PORT`), as kube-proxy has it:
+    /// many clients may stand behind one address.
+    const HASH_PORT: u32 = 0x0010;
     /// Set by the kernel on every virtual server (`IP_VS_SVC_F_HASHED`).
     pub(crate) const HASHED: u32 = 0x0002;
 
     /// With this scheduler; `affinity` in seconds.
     pub(crate) fn new(scheduler: Scheduler, affinity: Option<u32>) -> Self {
+        let flags = if scheduler == Scheduler::Mh { Self::HASH_PORT } else { 0 };
         let persistent = affinity.map_or(0, |_| Self::PERSISTENT);
         Self {
             scheduler: scheduler.as_str().into(),
-            flags: scheduler.flags() | persistent,
+            flags: flags | persistent,
             timeout: affinity.unwrap_or(0),
         }
     }

@@ -111,21 +111,20 @@ impl IpvsTable {
         Ok(out)
     }
 
-    /// Reads the addresses of all links: those of our device are objects of ours, the others say
-    /// where node ports answer.
+    /// Reads the addresses on our device.
     fn observe_addresses(&mut self, out: &mut Rules) -> Result<(), TableError> {
         let family = self.family();
         let listed = node_sys::addresses::list()
             .map_err(|error| netlink_error("list interface addresses", error))?;
-        let (bound, own): (Vec<_>, Vec<_>) = listed
+        let bound = listed
             .into_iter()
             .filter(|it| IpFamily::of(it.address) == family)
-            .partition(|it| it.interface.as_deref() == Some(DEVICE));
+            .filter(|it| it.interface.as_deref() == Some(DEVICE));
         // The kernel gives a link that is up an address of its own.
-        let is_ours = |address: &IpAddr| !matches!(address, IpAddr::V6(it) if it.is_unicast_link_local());
-        let bound = bound.into_iter().map(|it| it.address).filter(is_ours);
+        let is_ours =
+            |address: &IpAddr| !matches!(address, IpAddr::V6(it) if it.is_unicast_link_local());
+        let bound = bound.map(|it| it.address).filter(is_ours);
         out.extend(bound.map(|address| (Key::Bound(address), Rule::Present)));
-        self.compiler.set_addresses(own.into_iter().map(|it| it.address).collect());
         Ok(())
     }
 
@@ -170,9 +169,9 @@ impl IpvsTable {
             }
             in_use.insert(server.address);
             out.insert(Key::Server(server), Rule::Server(spec));
-            let used = used.into_iter().map(|real| {
-                (Key::Real(server, real.address, real.port), Rule::Real(real.spec))
-            });
+            let used = used
+                .into_iter()
+                .map(|real| (Key::Real(server, real.address, real.port), Rule::Real(real.spec)));
             out.extend(used);
         }
         self.drain.retain(|server, real| draining.contains(&(*server, real)));
@@ -195,17 +194,13 @@ impl IpvsTable {
     }
 
     /// The virtual servers that are ours.
-    fn list_servers(
-        &mut self,
-        known: &Rules,
-    ) -> Result<Vec<(ServerKey, ServerSpec)>, TableError> {
+    fn list_servers(&mut self, known: &Rules) -> Result<Vec<(ServerKey, ServerSpec)>, TableError> {
         let family = self.family();
         let mut servers = self
             .ipvs
             .servers(family)
             .map_err(|error| netlink_error("list virtual servers", error))?;
-        let is_excluded =
-            |address| self.config.exclude.iter().any(|range| range.contains(address));
+        let is_excluded = |address| self.config.exclude.iter().any(|range| range.contains(address));
         servers.retain(|(server, _)| {
             let listed = Key::Entry(SetName::Servers, Entry::IpPort(*server));
             let on_device = known.get(&Key::Bound(server.address)).is_some();
@@ -291,8 +286,7 @@ impl IpvsTable {
         let mut again = Vec::new();
         for (place, error) in refused {
             let Some(command) = commands.get(place) else { continue };
-            let is_removal =
-                matches!(command, Command::DeleteServer(_) | Command::DeleteReal(..));
+            let is_removal = matches!(command, Command::DeleteServer(_) | Command::DeleteReal(..));
             if is_removal && error.is_not_found() {
                 continue;
             }
@@ -544,10 +538,7 @@ impl ServiceTable for IpvsTable {
     }
 
     fn is_shared(key: &Key) -> bool {
-        matches!(
-            key,
-            Key::Entry(SetName::Addresses | SetName::Hairpin, _) | Key::Bound(_)
-        )
+        matches!(key, Key::Entry(SetName::Addresses | SetName::Hairpin, _) | Key::Bound(_))
     }
 
     async fn observe(&mut self) -> Result<Rules, TableError> {

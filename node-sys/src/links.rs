@@ -174,9 +174,8 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn addresses_are_written_as_ip_does() {
-        let expected = [
-            2, 32, 2, 254, 2, 1, 0, 0, 8, 0, 2, 0, 192, 0, 2, 7, 8, 0, 1, 0, 192, 0, 2, 7,
-        ];
+        let expected =
+            [2, 32, 2, 254, 2, 1, 0, 0, 8, 0, 2, 0, 192, 0, 2, 7, 8, 0, 1, 0, 192, 0, 2, 7];
         assert_eq!(written("192.0.2.7"), expected);
     }
 
