@@ -65,9 +65,8 @@ fn create(set: SetName, family: IpFamily) -> String {
 }
 
 fn add(set: SetName, entry: &Entry, family: IpFamily) -> String {
-    let ip_port = |server: &ServerKey| {
-        format!("{},{}:{}", server.address, server.protocol, server.port)
-    };
+    let ip_port =
+        |server: &ServerKey| format!("{},{}:{}", server.address, server.protocol, server.port);
     let element = match entry {
         Entry::Ip(address) => address.to_string(),
         Entry::Port(port) => port.to_string(),

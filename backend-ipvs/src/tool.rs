@@ -41,13 +41,12 @@ impl Tool {
 
     /// The variant that the host's rules are in, or else one that this kernel accepts.
     pub(crate) fn find(family: IpFamily) -> Result<Self, TableError> {
-        let candidates = [Self::nft(family), Self::legacy(family)];
-        let rules = |tool: &Self| tool.save().map_or(0, |saved| count_rules(&saved));
-        let works = |tool: &&Self| tool.restore(TRIAL).is_ok();
-        let mut candidates: Vec<_> = candidates.iter().map(|tool| (rules(tool), tool)).collect();
-        candidates.sort_by_key(|(rules, _)| std::cmp::Reverse(*rules));
-        let found = candidates.into_iter().map(|(_, tool)| tool).find(works);
-        found.copied().ok_or_else(|| {
+        let (nft, legacy) = (Self::nft(family), Self::legacy(family));
+        let rules = |tool: Self| tool.save().map_or(0, |saved| count_rules(&saved));
+        let prefers_legacy = has_legacy_tables(family) && rules(legacy) > rules(nft);
+        let candidates = if prefers_legacy { [legacy, nft] } else { [nft, legacy] };
+        let works = |tool: &Self| tool.restore(TRIAL).is_ok();
+        candidates.into_iter().find(works).ok_or_else(|| {
             let operation = "find a variant of iptables that works on this kernel";
             TableError::new(TableErrorKind::Unsupported, operation)
         })
@@ -67,6 +66,15 @@ impl Tool {
 
 /// Makes a chain and takes it away again: nothing is left, but the kernel was asked.
 const TRIAL: &str = "*mangle\n:PROXYD-IPVS-TRIAL - [0:0]\n-X PROXYD-IPVS-TRIAL\nCOMMIT\n";
+
+/// Whether tables of the legacy variant are in use: the kernel makes them only for who asks.
+fn has_legacy_tables(family: IpFamily) -> bool {
+    let path = match family {
+        IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    std::fs::read_to_string(path).is_ok_and(|names| !names.trim().is_empty())
+}
 
 fn count_rules(saved: &str) -> usize {
     saved.lines().filter(|line| line.starts_with("-A ")).count()

@@ -21,6 +21,7 @@ use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use crate::cases::{Case, Check, Mode, Need};
 use crate::proxy::{Proxyd, binary};
+use crate::uml;
 use crate::world::{NODE_NAME, Place, World};
 use judge::Judge;
 use objects::Objects;
@@ -29,6 +30,8 @@ use setup::Canary;
 
 /// How long the program may take from its start to the first rules.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// How many times as long everything may take where one processor is emulated for all.
+const GUEST_PATIENCE: u32 = 4;
 /// How long a change may take to come into force.
 const CHANGE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a check may take to come true once the canary answered.
@@ -124,6 +127,11 @@ impl Subject {
     }
 }
 
+/// The limit on this kernel.
+fn limit(limit: Duration) -> Duration {
+    if uml::is_guest() { limit * GUEST_PATIENCE } else { limit }
+}
+
 /// The reason why a case cannot be played on this machine, if there is one.
 pub fn missing_need(case: &Case) -> Option<&'static str> {
     let missing = |need: &Need| match need {
@@ -174,7 +182,7 @@ impl<'a> Play<'a> {
 
     fn stages(&mut self) -> Result<()> {
         let case = self.case;
-        self.await_canary(0, START_LIMIT)?;
+        self.await_canary(0, limit(START_LIMIT))?;
         self.checks(&case.checks)?;
         for (number, step) in (1..).zip(&case.steps) {
             let change = || format!("changing the objects for step {number}");
@@ -185,7 +193,7 @@ impl<'a> Play<'a> {
                 self.objects.apply(object).with_context(change)?;
             }
             Canary::of_stage(number).write(case.family, &mut self.objects)?;
-            self.await_canary(number, CHANGE_LIMIT)?;
+            self.await_canary(number, limit(CHANGE_LIMIT))?;
             self.checks(&step.checks).with_context(|| format!("after step {number}"))?;
         }
         Ok(())
@@ -211,7 +219,11 @@ impl<'a> Play<'a> {
     fn checks(&mut self, checks: &[Check]) -> Result<()> {
         for check in checks {
             let world = &self.world;
-            self.judge.until_true(CHECK_LIMIT, || false, |judge| judge.check(world, check))?;
+            self.judge.until_true(
+                limit(CHECK_LIMIT),
+                || false,
+                |judge| judge.check(world, check),
+            )?;
         }
         ensure!(self.proxy.status().is_none(), "the program ended by itself");
         Ok(())
@@ -230,5 +242,7 @@ impl<'a> Play<'a> {
         list(&["nft", "list", "ruleset"])
             + &list(&["iptables-legacy-save"])
             + &list(&["ip6tables-legacy-save"])
+            + &list(&["ipvsadm", "-Ln"])
+            + &list(&["ipset", "list"])
     }
 }

@@ -292,7 +292,7 @@ fn serve_as_init(folder: &Path) -> Result<()> {
     let job: Job = serde_json::from_slice(&fs::read(folder.join("job"))?).context("job")?;
     mount_all()?;
     make_modules_loadable()?;
-    let status = Command::new(&job.executable)
+    let mut child = Command::new(&job.executable)
         .args(&job.arguments)
         .current_dir(&job.folder)
         .envs(&job.variables)
@@ -300,10 +300,10 @@ fn serve_as_init(folder: &Path) -> Result<()> {
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         // In memory of the guest: quick, and gone with it.
         .env("TMPDIR", "/run/tmp")
-        .status()
+        .spawn()
         .with_context(|| format!("starting {}", job.executable.display()))?;
-    writeln!(std::io::stderr(), "init: {status}")?;
-    Ok(())
+    // On its own as well: whoever started the guest may be gone.
+    wait_until(LIMIT, "the tests end", || !matches!(child.try_wait(), Ok(None)))
 }
 
 fn mount_all() -> Result<()> {

@@ -27,12 +27,15 @@ const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy";
 
 /// Worlds at once; most of a case's time is waiting.
 const WORLDS: usize = 8;
+/// The guest has one processor, and a system call takes it long.
+const WORLDS_IN_GUEST: usize = 3;
 
 fn main() -> Result<ExitCode> {
     uml::enter()?;
     let mut args = Arguments::from_args();
     args.test_threads.get_or_insert_with(|| {
-        available_parallelism().map_or(1, |cores| WORLDS.min(4 * cores.get()))
+        let worlds = if uml::is_guest() { WORLDS_IN_GUEST } else { WORLDS };
+        available_parallelism().map_or(1, |cores| worlds.min(4 * cores.get()))
     });
     Ok(libtest_mimic::run(&args, trials()?).exit_code())
 }

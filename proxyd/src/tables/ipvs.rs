@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use backend_ipvs::{IpvsConfig, IpvsTable, Scheduler, Settings, TableConfig, Timeouts};
+use backend_ipvs::{IpvsConfig, IpvsTable, Settings, TableConfig, Timeouts};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
+use proxy_core::scheduler::Scheduler;
 use proxy_core::store::Store;
 use proxy_core::sync::{Synchronizer, TableSync};
 
@@ -60,9 +61,8 @@ pub(super) fn render(
     let mut text = String::new();
     for family in families {
         let table = table_config(config, *family, store.detector(*family))?;
-        let addresses = crate::run::interface_addresses()?;
         let services = store.services(*family).map(AsRef::as_ref);
-        let rules = backend_ipvs::compile(&table, &store.node_facts(*family), addresses, services);
+        let rules = backend_ipvs::compile(&table, &store.node_facts(*family), services);
         text.push_str(&backend_ipvs::render_text(&rules, *family));
     }
     Ok(text)
