@@ -127,7 +127,7 @@ impl std::error::Error for ToolError {
 
 impl ToolError {
     /// The error of a table; `operation` completes "failed to …".
-    pub(crate) fn into_table_error(self, operation: impl Into<String>) -> TableError {
+    pub fn into_table_error(self, operation: impl Into<String>) -> TableError {
         let kind = match &self {
             Self::Missing { .. } | Self::TooOld { .. } => TableErrorKind::Unsupported,
             Self::Program(_) | Self::Locked { .. } => TableErrorKind::Transient,
@@ -238,7 +238,8 @@ impl Tool {
         self.save_named(table.as_str())
     }
 
-    fn save_named(&self, table: &str) -> Result<String, ToolError> {
+    /// The same of a table that mode iptables has no rules in, such as `mangle`.
+    pub fn save_named(&self, table: &str) -> Result<String, ToolError> {
         let output = self.run(&self.save, &["-t", table], b"")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -159,14 +159,14 @@ impl Compiler {
                 out.insert(Key::Entry(SetName::Allowed, allowed), Rule::Present);
             }
         }
-        match Plan::of(&frontend.routes) {
+        match Plan::of(frontend.routes) {
             Plan::Refuse(Route::Drop) => drop(out.insert(entry(SetName::Drop), Rule::Present)),
             Plan::Refuse(_) => drop(out.insert(entry(SetName::Reject), Rule::Present)),
             Plan::Forward { pool, drops_outside } => {
                 if drops_outside {
                     out.insert(entry(SetName::DropOutside), Rule::Present);
                 }
-                for set in masquerades(&frontend.routes) {
+                for set in masquerades(frontend.routes) {
                     out.insert(entry(set), Rule::Present);
                 }
                 Self::pool(wanted, key, pool, out);
@@ -205,7 +205,7 @@ enum Plan {
 }
 
 impl Plan {
-    fn of(routes: &Routes) -> Self {
+    fn of(routes: Routes) -> Self {
         let pool = |route| match route {
             Route::Forward { pool, .. } => Some(pool),
             Route::Reject | Route::Drop => None,
@@ -220,7 +220,7 @@ impl Plan {
 }
 
 /// The sets that ask for masquerading.
-fn masquerades(routes: &Routes) -> impl Iterator<Item = SetName> {
+fn masquerades(routes: Routes) -> impl Iterator<Item = SetName> {
     let masquerades = |route| matches!(route, Route::Forward { masquerade: true, .. });
     [
         (routes.pod, SetName::MasqueradePod),

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use node_sys::namespace::in_new_network_namespace;
+use backend_iptables::Tool;
+use node_sys::namespace::{NamespaceError, in_new_network_namespace};
 use proxy_core::address::IpFamily;
 use proxy_core::names::Protocol;
 use proxy_core::rules::{RuleSet, reconcile};
@@ -18,18 +19,19 @@ use crate::model::{Entry, Key, Rule, ServerKey, ServerSpec, SetName};
 use crate::table::{IpvsConfig, IpvsTable};
 
 /// Refuses a kernel that lacks something, and names it.
-pub fn detect(config: &TableConfig) -> Result<(), TableError> {
+pub fn detect(config: &TableConfig, tool: &Tool) -> Result<(), TableError> {
     let config = config.clone();
-    in_new_network_namespace(move || probe(&config)).map_err(|error| {
-        let kind = match error.is_permission() {
-            true => TableErrorKind::Permission,
-            false => TableErrorKind::Unsupported,
-        };
+    in_new_network_namespace(move || probe(&config, tool.clone())).map_err(|error| {
+        let kind = namespace_kind(&error);
         TableError::new(kind, "probe IPVS in a network namespace").with_source(error)
     })?
 }
 
-fn probe(config: &TableConfig) -> Result<(), TableError> {
+pub(crate) fn namespace_kind(error: &NamespaceError) -> TableErrorKind {
+    if error.is_permission() { TableErrorKind::Permission } else { TableErrorKind::Unsupported }
+}
+
+fn probe(config: &TableConfig, tool: Tool) -> Result<(), TableError> {
     let address = match config.family {
         IpFamily::V4 => IpAddr::from([192, 0, 2, 1]),
         IpFamily::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
@@ -39,7 +41,7 @@ fn probe(config: &TableConfig) -> Result<(), TableError> {
         exclude: Vec::new(),
         drain_limit: IpvsConfig::DRAIN_LIMIT,
     };
-    let mut table = IpvsTable::open(&full)?;
+    let mut table = IpvsTable::open(&full, tool)?;
     check_scheduler(config.scheduler, address)?;
     let mut wanted = RuleSet::new();
     Compiler::new(config).node(&mut wanted);

@@ -275,7 +275,7 @@ fn read_entry(attributes: &Attributes<'_>, set: SetName) -> Option<Entry> {
         SetType::IpPortNet => {
             let address = address(data::IP2)?;
             let length = attributes.get(data::CIDR2).and_then(|it| it.u8());
-            let length = length.unwrap_or(IpFamily::of(address).bits());
+            let length = length.unwrap_or_else(|| IpFamily::of(address).bits());
             Entry::IpPortNet(ip_port()?, Cidr::new(address, length)?)
         }
     })

@@ -32,5 +32,6 @@ pub use detect::detect;
 pub use ipvs::Timeouts;
 pub use model::{Entry, Key, RealSpec, Rule, ServerKey, ServerSpec, SetName};
 pub use settings::{Settings, apply};
-pub use table::{DEVICE, IpvsConfig, IpvsTable};
+pub use table::{DEVICE, IpvsConfig, IpvsTable, check_kernel};
 pub use text::render_text;
+pub use tool::find_tool;

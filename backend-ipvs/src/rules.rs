@@ -11,6 +11,8 @@
 //!
 //! Lines are written as iptables-save shows them, so that what is installed can be compared.
 
+use std::collections::BTreeSet;
+
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 
@@ -85,50 +87,45 @@ fn empty_chain(line: &str) -> Option<&str> {
 /// Input for iptables-restore --noflush that leads from the lines `old` to the lines `new`. Each
 /// table changes as a whole.
 pub(crate) fn restore(old: &[String], new: &[String]) -> String {
-    let mut text = String::new();
+    let mut script = Vec::new();
     for table in TABLES {
-        let of_table = |lines: &[String]| -> Vec<String> {
-            let prefix = format!("{table} ");
-            lines.iter().filter_map(|line| Some(line.strip_prefix(&prefix)?.to_owned())).collect()
-        };
-        let (old, new) = (of_table(old), of_table(new));
-        if old == new {
-            continue;
+        let (old, new) = (of_table(old, table), of_table(new, table));
+        if old != new {
+            script.push(format!("*{table}"));
+            change_table(&old, &new, &mut script);
+            script.push("COMMIT".to_owned());
         }
-        let chains = |lines: &[String]| -> Vec<String> {
-            let mut names: Vec<_> = lines.iter().filter_map(|line| own_chain(line)).collect();
-            names.dedup();
-            names
-        };
-        let (old_chains, new_chains) = (chains(&old), chains(&new));
-        let mut all = [old_chains.clone(), new_chains.clone()].concat();
-        all.sort();
-        all.dedup();
-        text.push_str(&format!("*{table}\n"));
-        // Makes them, and empties those that exist.
-        text.extend(all.iter().map(|chain| format!(":{chain} - [0:0]\n")));
-        let is_jump = |line: &&String| line.starts_with("-A ") && own_chain(line).is_none();
-        for jump in old.iter().filter(is_jump) {
-            text.push_str(&format!("-D {}\n", &jump[3..]));
-        }
-        for line in new.iter().filter(|line| !is_jump(line)) {
-            text.push_str(&format!("{line}\n"));
-        }
-        for jump in new.iter().filter(is_jump) {
-            // In front of what others have there.
-            text.push_str(&format!("-I {}\n", &jump[3..]));
-        }
-        let gone = all.iter().filter(|chain| !new_chains.contains(chain));
-        text.extend(gone.map(|chain| format!("-X {chain}\n")));
-        text.push_str("COMMIT\n");
     }
-    text
+    script.into_iter().map(|line| line + "\n").collect()
+}
+
+/// The lines of a table, without its name.
+fn of_table<'a>(lines: &'a [String], table: &str) -> Vec<&'a str> {
+    let rest = |line: &'a String| line.strip_prefix(table)?.strip_prefix(' ');
+    lines.iter().filter_map(rest).collect()
+}
+
+fn change_table(old: &[&str], new: &[&str], script: &mut Vec<String>) {
+    let chains = |lines: &[&str]| -> BTreeSet<String> {
+        lines.iter().filter_map(|line| own_chain(line)).map(str::to_owned).collect()
+    };
+    let (before, after) = (chains(old), chains(new));
+    // Makes them, and empties those that exist.
+    script.extend((&before | &after).iter().map(|chain| format!(":{chain} - [0:0]")));
+    let jump = |line: &&str| {
+        line.strip_prefix("-A ").filter(|_| own_chain(line).is_none()).map(str::to_owned)
+    };
+    script.extend(old.iter().filter_map(jump).map(|jump| format!("-D {jump}")));
+    script.extend(new.iter().filter(|line| own_chain(line).is_some()).map(ToString::to_string));
+    // In front of what others have there.
+    script.extend(new.iter().filter_map(jump).map(|jump| format!("-I {jump}")));
+    script.extend((&before - &after).iter().map(|chain| format!("-X {chain}")));
 }
 
 /// The chain of ours that a line is in.
-fn own_chain(line: &str) -> Option<String> {
+fn own_chain(line: &str) -> Option<&str> {
     let chain = line.strip_prefix('-')?.split(' ').nth(1)?;
-    chain.starts_with(PREFIX).then(|| chain.to_owned())
+    chain.starts_with(PREFIX).then_some(chain)
 }
 
 struct Writer {

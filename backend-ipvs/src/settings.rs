@@ -59,11 +59,12 @@ pub fn apply(settings: &Settings) -> Result<Vec<SysctlError>, TableError> {
             }
         }
     }
-    if let (Some(mut ipvs), true) = (ipvs, settings.timeouts != Timeouts::default()) {
-        if let Err(error) = ipvs.set_timeouts(settings.timeouts) {
-            let error = netlink_error("set the idle times of IPVS", error).chain();
-            tracing::warn!(error, "idle times left as they are");
-        }
+    let wants_timeouts = settings.timeouts != Timeouts::default();
+    if let Some(mut ipvs) = ipvs.filter(|_| wants_timeouts)
+        && let Err(error) = ipvs.set_timeouts(settings.timeouts)
+    {
+        let error = netlink_error("set the idle times of IPVS", error).chain();
+        tracing::warn!(error, "idle times left as they are");
     }
     Ok(failed)
 }

@@ -9,6 +9,9 @@ use proxy_core::rules::{Change, RuleDelta};
 use crate::drain::Real;
 use crate::model::{Entry, Key, RealSpec, Rule, ServerKey, ServerSpec, SetName};
 
+/// Rules as iptables-save shows them.
+type Lines = Arc<[String]>;
+
 /// Something to make or to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Upsert<T> {
@@ -21,7 +24,7 @@ pub(crate) enum Upsert<T> {
 pub(crate) struct Steps {
     pub(crate) create_sets: Vec<SetName>,
     /// The rules there are, and those there shall be.
-    pub(crate) rules: Option<(Arc<[String]>, Arc<[String]>)>,
+    pub(crate) rules: Option<(Lines, Lines)>,
     pub(crate) add_entries: BTreeMap<SetName, Vec<Entry>>,
     pub(crate) servers: Vec<(ServerKey, Upsert<ServerSpec>)>,
     pub(crate) reals: Vec<(ServerKey, Real, Upsert<RealSpec>)>,
@@ -32,7 +35,7 @@ pub(crate) struct Steps {
     pub(crate) remove_reals: Vec<(ServerKey, Real)>,
     pub(crate) remove_servers: Vec<ServerKey>,
     pub(crate) remove_entries: BTreeMap<SetName, Vec<Entry>>,
-    pub(crate) remove_rules: Option<Arc<[String]>>,
+    pub(crate) remove_rules: Option<Lines>,
     pub(crate) destroy_sets: Vec<SetName>,
 }
 

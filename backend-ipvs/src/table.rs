@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use backend_iptables::Tool;
 use node_sys::links::LinkEditor;
 use node_sys::netlink::NetlinkError;
 use proxy_core::address::{Cidr, IpFamily};
@@ -26,7 +27,7 @@ use crate::ipvs::{Command, Ipvs, ListedReal};
 use crate::model::{Entry, Key, RealSpec, Rule, ServerKey, ServerSpec, SetName};
 use crate::rules;
 use crate::steps::{Steps, Upsert};
-use crate::tool::Tool;
+use crate::tool;
 
 /// The link that carries the addresses of Services. It has kube-proxy's name, since other programs
 /// on a node know to leave a link of this name alone.
@@ -68,14 +69,11 @@ pub struct IpvsTable {
 }
 
 impl IpvsTable {
-    /// Opens sockets to the kernel, which loads its modules; nothing is written or read yet.
-    pub fn open(config: &IpvsConfig) -> Result<Self, TableError> {
+    /// Opens sockets to the kernel, with `tool` for the fixed rules. The kernel loads its modules; nothing is written or read yet.
+    pub fn open(config: &IpvsConfig, tool: Tool) -> Result<Self, TableError> {
         let family = config.table.family;
         check_detector(config.table.detector.as_ref())?;
-        let ipvs = Ipvs::open().map_err(|error| netlink_error("ask for IPVS", error))?;
-        let ipvs = ipvs.ok_or_else(|| {
-            TableError::new(TableErrorKind::Unsupported, "find IPVS (kernel module ip_vs)")
-        })?;
+        let ipvs = open_ipvs()?;
         let ipset = Ipset::open(family).map_err(|error| netlink_error("open a socket", error))?;
         let links = LinkEditor::open().map_err(|error| netlink_error("open a socket", error))?;
         Ok(Self {
@@ -84,7 +82,7 @@ impl IpvsTable {
             ipvs,
             ipset,
             links,
-            tool: Tool::find(family)?,
+            tool,
             drain: Drain::default(),
             retired: BTreeSet::new(),
             held: BTreeSet::new(),
@@ -102,7 +100,7 @@ impl IpvsTable {
         let mut out = RuleSet::new();
         self.observe_addresses(&mut out)?;
         self.observe_sets(&mut out)?;
-        let lines = rules::read(&self.tool.save()?);
+        let lines = tool::read(&self.tool)?;
         if !lines.is_empty() {
             out.insert(Key::Rules, Rule::Rules(lines.into()));
         }
@@ -223,7 +221,7 @@ impl IpvsTable {
             self.ipset.create(*set).map_err(|error| ipset_error("make", *set, error))?;
         }
         if let Some((old, new)) = &steps.rules {
-            self.tool.restore(&rules::restore(old, new))?;
+            tool::write(&self.tool, old, new)?;
         }
         self.add_entries(&steps.add_entries)?;
         self.upsert(&steps.servers, &steps.reals)?;
@@ -368,7 +366,7 @@ impl IpvsTable {
             self.ipset.remove(*set, &unused).map_err(|error| gone(*set, error))?;
         }
         if let Some(old) = &steps.remove_rules {
-            self.tool.restore(&rules::restore(old, &[]))?;
+            tool::write(&self.tool, old, &[])?;
         }
         for set in &steps.destroy_sets {
             self.ipset.destroy(*set).map_err(|error| ipset_error("destroy", *set, error))?;
@@ -477,7 +475,7 @@ impl IpvsTable {
         self.unbind(&bound)?;
         self.send(&servers, |_| None)?;
         if let Some(Rule::Rules(lines)) = installed.get(&Key::Rules) {
-            self.tool.restore(&rules::restore(lines, &[]))?;
+            tool::write(&self.tool, lines, &[])?;
         }
         for set in SetName::ALL {
             if installed.get(&Key::Set(set)) == Some(&Rule::Present) {
@@ -501,6 +499,18 @@ impl IpvsTable {
             .delete(DEVICE)
             .map_err(|error| netlink_error(&format!("remove link {DEVICE}"), error))
     }
+}
+
+fn open_ipvs() -> Result<Ipvs, TableError> {
+    let ipvs = Ipvs::open().map_err(|error| netlink_error("ask for IPVS", error))?;
+    ipvs.ok_or_else(|| {
+        TableError::new(TableErrorKind::Unsupported, "find IPVS (kernel module ip_vs)")
+    })
+}
+
+/// Refuses a kernel that has no IPVS and no module for it.
+pub fn check_kernel() -> Result<(), TableError> {
+    open_ipvs().map(drop)
 }
 
 /// The detector's text stands in rules.

@@ -80,14 +80,14 @@ fn add(set: SetName, entry: &Entry, family: IpFamily) -> String {
 }
 
 fn service(server: &ServerKey, spec: &ServerSpec) -> String {
-    let mut text = format!("-A {} -s {}", selector(server), spec.scheduler);
+    let mut words = vec![format!("-A {} -s {}", selector(server), spec.scheduler)];
     if spec.flags & ServerSpec::PERSISTENT != 0 {
-        text.push_str(&format!(" -p {}", spec.timeout));
+        words.push(format!("-p {}", spec.timeout));
     }
     if spec.flags & !ServerSpec::PERSISTENT != 0 {
-        text.push_str(&format!(" -b {}-port", spec.scheduler));
+        words.push(format!("-b {}-port", spec.scheduler));
     }
-    text
+    words.join(" ")
 }
 
 fn selector(server: &ServerKey) -> String {

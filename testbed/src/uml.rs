@@ -128,17 +128,15 @@ pub fn enter() -> Result<()> {
 pub fn trials(tests: Vec<GuestTest>) -> Vec<Trial> {
     let inside = std::env::var_os(JOB).map(PathBuf::from);
     let results = Arc::new(OnceLock::new());
-    let trial = |test: GuestTest| match &inside {
-        Some(folder) => {
-            let (folder, name) = (folder.clone(), test.name.clone());
-            Trial::ignorable_test(test.name, move || report(&folder, name, test.run))
+    let trial = |test: GuestTest| {
+        let name = test.name.clone();
+        if let Some(folder) = inside.clone() {
+            return Trial::ignorable_test(test.name, move || report(&folder, name, test.run));
         }
-        None => {
-            let (results, name) = (Arc::clone(&results), test.name.clone());
-            Trial::ignorable_test(test.name, move || {
-                results.get_or_init(Results::of_guest).verdict(&name)
-            })
-        }
+        let results = Arc::clone(&results);
+        Trial::ignorable_test(test.name, move || {
+            results.get_or_init(Results::of_guest).verdict(&name)
+        })
     };
     tests.into_iter().map(trial).collect()
 }

@@ -1,7 +1,7 @@
 //! What is written is what is read, after a restart, after damage, and beside others.
 
 use anyhow::{Result, ensure};
-use backend_ipvs::{DEVICE, IpvsConfig, TableConfig, detect};
+use backend_ipvs::{DEVICE, IpvsConfig, TableConfig, detect, find_tool};
 use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::names::Protocol;
 use proxy_core::scheduler::Scheduler;
@@ -156,9 +156,12 @@ fn changes_are_differences() -> Result<()> {
 
 fn every_scheduler_is_found() -> Result<()> {
     for scheduler in Scheduler::ALL {
-        detect(&TableConfig { scheduler, ..config(IpFamily::V4).table })?;
+        detect(
+            &TableConfig { scheduler, ..config(IpFamily::V4).table },
+            &find_tool(IpFamily::V4)?,
+        )?;
     }
-    detect(&config(IpFamily::V6).table)?;
+    detect(&config(IpFamily::V6).table, &find_tool(IpFamily::V6)?)?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use backend_ipvs::{IpvsConfig, IpvsTable, TableConfig};
+use backend_ipvs::{IpvsConfig, IpvsTable, TableConfig, find_tool};
 use libtest_mimic::Completion;
 use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::names::{Protocol, ServiceName, ServicePortName};
@@ -77,7 +77,7 @@ impl Rig {
     /// As a new process has it.
     pub(crate) fn open(config: &IpvsConfig) -> Result<Self> {
         let family = config.table.family;
-        let mut sync = Synchronizer::new(IpvsTable::open(config)?);
+        let mut sync = Synchronizer::new(IpvsTable::open(config, find_tool(family)?)?);
         sync.stage(Vec::new(), Some(node(family)));
         Ok(Self { sync, family })
     }

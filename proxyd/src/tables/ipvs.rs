@@ -3,20 +3,23 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use backend_iptables::{Tool, ToolError, Variant};
 use backend_ipvs::{IpvsConfig, IpvsTable, Settings, TableConfig, Timeouts};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::scheduler::Scheduler;
 use proxy_core::store::Store;
 use proxy_core::sync::{Synchronizer, TableSync};
+use proxy_core::table::TableError;
 
-use crate::config::KubeProxyConfiguration;
+use crate::config::{IptablesVariant, KubeProxyConfiguration};
 use crate::render::Output;
 
 /// Refuses what this kernel lacks, before anything is touched.
 pub(super) fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::Result<()> {
     for family in families {
-        backend_ipvs::detect(&table_config(config, *family, None)?)?;
+        let table = table_config(config, *family, None)?;
+        backend_ipvs::detect(&table, &tool(config, *family)?)?;
     }
     Ok(())
 }
@@ -40,12 +43,14 @@ pub(super) fn table(
     family: IpFamily,
     detector: Option<LocalDetector>,
 ) -> anyhow::Result<Box<dyn TableSync>> {
+    let tool = tool(config, family)?;
+    tracing::info!(%family, iptables = %tool.variant(), "fixed rules");
     let config = IpvsConfig {
         table: table_config(config, family, detector)?,
         exclude: config.ipvs.exclude_cidrs.clone(),
         drain_limit: IpvsConfig::DRAIN_LIMIT,
     };
-    Ok(Box::new(Synchronizer::new(IpvsTable::open(&config)?)))
+    Ok(Box::new(Synchronizer::new(IpvsTable::open(&config, tool)?)))
 }
 
 /// What is wanted in the kernel, as the programs ipset, iptables-restore, ipvsadm and ip take it.
@@ -66,6 +71,19 @@ pub(super) fn render(
         text.push_str(&backend_ipvs::render_text(&rules, *family));
     }
     Ok(text)
+}
+
+/// The programs for the fixed rules.
+fn tool(config: &KubeProxyConfiguration, family: IpFamily) -> Result<Tool, TableError> {
+    // First, since nothing else matters without it.
+    backend_ipvs::check_kernel()?;
+    let variant = match config.settings.iptables_variant {
+        IptablesVariant::Auto => return backend_ipvs::find_tool(family),
+        IptablesVariant::Nft => Variant::Nft,
+        IptablesVariant::Legacy => Variant::Legacy,
+    };
+    let failed = |error: ToolError| error.into_table_error("find the programs of iptables");
+    Tool::find(family, variant).map_err(failed)
 }
 
 fn table_config(
