@@ -7,8 +7,8 @@ fn config(family: IpFamily, detector: Option<LocalDetector>) -> TableConfig {
     TableConfig { family, detector, masquerade_bit: 14, scheduler: Scheduler::Rr }
 }
 
-fn pods() -> Option<LocalDetector> {
-    Some(LocalDetector::Source(Cidr::parse("10.180.0.0/16").unwrap()))
+fn pods() -> LocalDetector {
+    LocalDetector::Source(Cidr::parse("10.180.0.0/16").unwrap())
 }
 
 /// What iptables-save shows once `restore` was applied to what it showed before: chains with
@@ -39,16 +39,16 @@ fn applied(saved: &str, restore: &str) -> String {
             }
         }
     }
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for (table, chains) in tables.iter().filter(|(table, _)| !table.is_empty()) {
-        text.push_str(&format!("*{table}\n"));
-        text.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]\n")));
+        lines.push(format!("*{table}"));
+        lines.extend(chains.keys().map(|chain| format!(":{chain} - [0:0]")));
         for (chain, rules) in chains {
-            text.extend(rules.iter().map(|rule| format!("-A {chain} {rule}\n")));
+            lines.extend(rules.iter().map(|rule| format!("-A {chain} {rule}")));
         }
-        text.push_str("COMMIT\n");
+        lines.push("COMMIT".to_owned());
     }
-    text
+    lines.into_iter().map(|line| line + "\n").collect()
 }
 
 const HOST: &str = "\
@@ -71,7 +71,9 @@ COMMIT
 #[test]
 fn what_is_restored_is_read_back() {
     for family in IpFamily::ALL {
-        for detector in [None, pods(), Some(LocalDetector::InterfacePrefix("veth".to_owned()))] {
+        for detector in
+            [None, Some(pods()), Some(LocalDetector::InterfacePrefix("veth".to_owned()))]
+        {
             let wanted = lines(&config(family, detector));
             let saved = applied(HOST, &restore(&[], &wanted));
             assert_eq!(read(&saved), wanted);
@@ -85,7 +87,7 @@ fn what_is_restored_is_read_back() {
 
 #[test]
 fn damage_is_repaired() {
-    let wanted = lines(&config(IpFamily::V4, pods()));
+    let wanted = lines(&config(IpFamily::V4, Some(pods())));
     let whole = applied(HOST, &restore(&[], &wanted));
     for damage in ["-A INPUT -j PROXYD-IPVS-IN\n", "-A PROXYD-IPVS-RANGES -j DROP\n"] {
         let damaged = whole.replace(damage, "");

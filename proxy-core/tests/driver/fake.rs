@@ -64,6 +64,9 @@ impl Rule {
     }
 }
 
+/// How long a chore waits.
+pub(crate) const CHORE_PAUSE: Duration = Duration::from_secs(5);
+
 /// How often, and by which chance, the kernel fails.
 #[derive(Clone, Debug)]
 struct Faults {
@@ -93,6 +96,8 @@ pub(crate) struct Kernel {
     pub(crate) is_silent: bool,
     /// This many attempts to listen fail.
     pub(crate) deaf_for: usize,
+    /// Results of work that waits for time to pass, the next one last.
+    pub(crate) chores: Vec<Result<(), TableError>>,
     faults: Option<Faults>,
     /// Somebody else changed something since everything was last read.
     was_tampered: bool,
@@ -406,6 +411,14 @@ impl ServiceTable for FakeTable {
     async fn clear(&mut self) -> Result<(), TableError> {
         self.kernel.lock().rules = RuleSet::new();
         Ok(())
+    }
+
+    fn tend_in(&self) -> Option<Duration> {
+        (!self.kernel.lock().chores.is_empty()).then_some(CHORE_PAUSE)
+    }
+
+    async fn tend(&mut self) -> Result<(), TableError> {
+        self.kernel.lock().chores.pop().unwrap_or(Ok(()))
     }
 
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {

@@ -6,6 +6,7 @@
 #![cfg(feature = "driver")]
 
 mod brittle;
+mod chores;
 mod cluster;
 mod drift;
 mod fake;
