@@ -5,7 +5,7 @@ mod iptables;
 #[cfg(feature = "ipvs")]
 mod ipvs;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::options::{DetectLocal, NodePortSelection, Options};
@@ -103,7 +103,8 @@ pub fn check(config: &KubeProxyConfiguration, families: &[IpFamily]) -> anyhow::
         }
         #[cfg(feature = "ipvs")]
         Mode::Ipvs => ipvs::check(config, families).with_context(|| unavailable(mode)),
-        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+        #[cfg(not(all(feature = "iptables", feature = "ipvs", feature = "nftables")))]
+        mode => anyhow::bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 
@@ -141,7 +142,8 @@ pub fn table(
         }
         #[cfg(feature = "ipvs")]
         Mode::Ipvs => ipvs::table(config, family, detector),
-        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+        #[cfg(not(all(feature = "iptables", feature = "ipvs", feature = "nftables")))]
+        mode => anyhow::bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 
@@ -181,7 +183,8 @@ pub fn render(
         Mode::Iptables => iptables::render(config, store, families, output),
         #[cfg(feature = "ipvs")]
         Mode::Ipvs => ipvs::render(config, store, families, output),
-        mode => bail!("mode {mode} is not in this build; available: {}", modes()),
+        #[cfg(not(all(feature = "iptables", feature = "ipvs", feature = "nftables")))]
+        mode => anyhow::bail!("mode {mode} is not in this build; available: {}", modes()),
     }
 }
 

@@ -23,7 +23,7 @@ use testbed::netns::missing_privilege;
 use testbed::uml::{self, GuestTest};
 
 /// What is tried unless something else is asked for.
-const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy";
+const FLAVOURS: &str = "nftables,iptables-nft,iptables-legacy,ipvs";
 
 /// Worlds at once; most of a case's time is waiting.
 const WORLDS: usize = 8;
