@@ -118,6 +118,12 @@ impl TableSync for Scripted {
     async fn clear(&mut self) -> Result<(), TableError> {
         Ok(())
     }
+    fn tend_in(&self) -> Option<Duration> {
+        None
+    }
+    async fn tend(&mut self) -> Result<(), TableError> {
+        Ok(())
+    }
     fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {
         Ok(None)
     }
