@@ -111,6 +111,7 @@ impl ObjectSource {
     }
 
     /// Lets metrics tell of the source.
+    #[cfg_attr(not(feature = "kube"), expect(unused_variables, reason = "files ask no server"))]
     pub fn observed_by(self, metrics: &Metrics) -> Self {
         match self {
             Self::Files(source) => Self::Files(source),

@@ -3,6 +3,7 @@
 //! The driver has a thread of its own, since a commit may block it. Everything else shares the
 //! main thread's runtime.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,6 @@ use proxy_core::event::{EventCounts, Kind, SourceEvent};
 use proxy_core::options::Options;
 use proxy_core::store::{NodeState, Store};
 use proxy_core::sync::TableSync;
-use proxy_core::table::{TableError, TableErrorKind, error_chain};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -98,8 +98,10 @@ async fn serve(
     health.set_outage(source.outage());
     let source = tokio::spawn(source.run(events));
     let (restart, mut restart_asked) = mpsc::channel(1);
+    let awaited = families.iter().copied().collect();
+    let takeover = Takeover { config: config.clone(), awaited };
     let outlets =
-        Outlets::new(health.clone(), &families, metrics.clone(), &told, restart, patience)?;
+        Outlets::new(health.clone(), takeover, metrics.clone(), &told, restart, patience)?;
     let driver = DriverThread { config: config.clone(), options, families, outlets, patience };
     let mut driver = driver.start(queue, addresses, stopped)?;
     told.starting(config.mode);
@@ -324,12 +326,34 @@ struct Outlets {
     needs_node: bool,
     /// The pod ranges that the tables were made for, if they depend on them.
     pod_cidrs: Option<Vec<Cidr>>,
+    takeover: Takeover,
+}
+
+/// What other modes left goes once every family is served by this one, so that no connection fails
+/// in between.
+struct Takeover {
+    config: KubeProxyConfiguration,
+    /// Families that are not in step yet.
+    awaited: BTreeSet<IpFamily>,
+}
+
+impl Takeover {
+    fn note_synced(&mut self, family: IpFamily) {
+        if !self.awaited.remove(&family) || !self.awaited.is_empty() {
+            return;
+        }
+        let config = self.config.clone();
+        let clear = move || tables::clear_other_modes(&config);
+        if let Err(error) = std::thread::Builder::new().name("takeover".to_owned()).spawn(clear) {
+            tracing::warn!(%error, "what other modes left stays");
+        }
+    }
 }
 
 impl Outlets {
     fn new(
         health: SharedHealth,
-        families: &[IpFamily],
+        takeover: Takeover,
         metrics: Metrics,
         told: &Events,
         restart: mpsc::Sender<String>,
@@ -337,6 +361,7 @@ impl Outlets {
     ) -> anyhow::Result<Self> {
         let flows =
             FlowWorker::start(metrics.clone()).context("failed to start the thread for flows")?;
+        let families = &takeover.awaited;
         let checks = families
             .iter()
             .map(|family| {
@@ -355,10 +380,11 @@ impl Outlets {
             told: EventObserver::new(told.clone()),
             flows,
             checks,
-            families: families.to_vec(),
+            families: families.iter().copied().collect(),
             restart,
             needs_node: patience.needs_node,
             pod_cidrs: None,
+            takeover,
         })
     }
 
@@ -380,6 +406,7 @@ impl Outlets {
             }
             DriverEvent::Synced { family, .. } => {
                 self.health.update(|health, _, time| health.synced(family, time));
+                self.takeover.note_synced(family);
             }
             DriverEvent::StaleFlows { family, flows } => self.flows.clean(family, flows),
             DriverEvent::HealthChecks { family, checks, addresses } => {
@@ -413,32 +440,11 @@ impl Outlets {
     }
 }
 
-/// On a kernel that does not have what a mode needs, there is nothing to remove.
-fn lacks_nothing_of_ours(error: anyhow::Error) -> anyhow::Result<()> {
-    let table = error.downcast_ref::<TableError>();
-    match table.map(TableError::kind) {
-        Some(TableErrorKind::Unsupported) => Ok(()),
-        _ => Err(error),
-    }
-}
-
 /// Removes everything that is ours from the kernel, whichever mode programmed it.
 pub fn cleanup(config: &KubeProxyConfiguration) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for mode in tables::MODES {
-        let mut config = config.clone();
-        config.mode = *mode;
-        for family in tables::families() {
-            let cleared = tables::all_tables(&config, family).and_then(|tables| {
-                for mut table in tables {
-                    runtime()?.block_on(table.clear())?;
-                }
-                Ok(())
-            });
-            if let Err(error) = cleared.or_else(lacks_nothing_of_ours) {
-                failures.push(format!("{mode}, {family}: {}", error_chain(error.as_ref())));
-            }
-        }
+        failures.extend(tables::clear(*mode, config).err().map(|error| format!("{error:#}")));
     }
     if failures.is_empty() { Ok(()) } else { bail!("cleanup failed: {}", failures.join("; ")) }
 }

@@ -10,7 +10,10 @@ use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::options::{DetectLocal, NodePortSelection, Options};
 use proxy_core::store::Store;
-use proxy_core::sync::{Synchronizer, TableSync};
+#[cfg(feature = "nftables")]
+use proxy_core::sync::Synchronizer;
+use proxy_core::sync::TableSync;
+use proxy_core::table::error_chain;
 
 #[cfg(feature = "nftables")]
 use crate::config::NftablesDriver;
@@ -155,8 +158,57 @@ pub fn all_tables(
     match config.mode {
         #[cfg(feature = "iptables")]
         Mode::Iptables => iptables::all_tables(config, family),
+        #[cfg(feature = "ipvs")]
+        Mode::Ipvs => ipvs::all_tables(config, family),
         _ => Ok(vec![table(config, family, None)?]),
     }
+}
+
+/// Removes what a mode has programmed on this node. What the machine does not have is passed over.
+pub fn clear(mode: Mode, config: &KubeProxyConfiguration) -> anyhow::Result<()> {
+    let mut config = config.clone();
+    config.mode = mode;
+    clear_each(&config, all_tables)
+}
+
+/// Removes what other modes have programmed on this node (S18.4, known failure 72), or this one in
+/// the other variant of iptables: what an earlier run of this program left, and kube-proxy's chains.
+/// To be called once the configured mode serves everything, so that no connection fails in between.
+pub fn clear_other_modes(config: &KubeProxyConfiguration) {
+    for mode in MODES {
+        let cleared = match *mode {
+            #[cfg(feature = "iptables")]
+            Mode::Iptables if config.mode == Mode::Iptables => {
+                clear_each(config, iptables::unused_tables)
+            }
+            mode if mode == config.mode => Ok(()),
+            mode => clear(mode, config),
+        };
+        if let Err(error) = cleared {
+            let error = format!("{error:#}");
+            tracing::warn!(%mode, error, "failed to remove what another mode left");
+        }
+    }
+}
+
+fn clear_each(
+    config: &KubeProxyConfiguration,
+    tables: impl Fn(&KubeProxyConfiguration, IpFamily) -> anyhow::Result<Vec<Box<dyn TableSync>>>,
+) -> anyhow::Result<()> {
+    let runtime = crate::run::runtime()?;
+    let mut failures = Vec::new();
+    for family in families() {
+        let cleared = tables(config, family).and_then(|tables| {
+            for mut table in tables {
+                runtime.block_on(table.clear())?;
+            }
+            Ok(())
+        });
+        if let Err(error) = cleared {
+            failures.push(format!("{}, {family}: {}", config.mode, error_chain(error.as_ref())));
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { anyhow::bail!("{}", failures.join("; ")) }
 }
 
 /// Writes the settings of the kernel that only this mode needs.

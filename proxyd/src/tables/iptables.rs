@@ -42,6 +42,16 @@ pub(super) fn all_tables(
     tools.into_iter().map(|tool| table(settings, family, None, tool)).collect()
 }
 
+/// The tables of the variant that is not chosen, if it is in use.
+pub(super) fn unused_tables(
+    settings: &KubeProxyConfiguration,
+    family: IpFamily,
+) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
+    let chosen = tool(settings, family)?.variant();
+    let others = Tool::all(family)?.into_iter().filter(|tool| tool.variant() != chosen);
+    others.map(|tool| table(settings, family, None, tool)).collect()
+}
+
 /// What the rules of a family depend on.
 pub(super) fn config(
     config: &KubeProxyConfiguration,

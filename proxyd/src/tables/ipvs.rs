@@ -53,6 +53,21 @@ pub(super) fn table(
     Ok(Box::new(Synchronizer::new(IpvsTable::open(&config, tool)?)))
 }
 
+/// The tables in which there may be rules: none where the kernel lacks IPVS.
+pub(super) fn all_tables(
+    config: &KubeProxyConfiguration,
+    family: IpFamily,
+) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
+    match backend_ipvs::check_kernel() {
+        Ok(()) => Ok(vec![table(config, family, None)?]),
+        Err(error) => {
+            let error = error.chain();
+            tracing::debug!(error, "nothing to look for");
+            Ok(Vec::new())
+        }
+    }
+}
+
 /// What is wanted in the kernel, as the programs ipset, iptables-restore, ipvsadm and ip take it.
 pub(super) fn render(
     config: &KubeProxyConfiguration,
