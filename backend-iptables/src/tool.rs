@@ -130,7 +130,8 @@ impl ToolError {
     pub fn into_table_error(self, operation: impl Into<String>) -> TableError {
         let kind = match &self {
             Self::Missing { .. } | Self::TooOld { .. } => TableErrorKind::Unsupported,
-            Self::Program(_) | Self::Locked { .. } => TableErrorKind::Transient,
+            Self::Program(_) => TableErrorKind::Transient,
+            Self::Locked { .. } => TableErrorKind::Busy,
             Self::Failed { .. } => TableErrorKind::Rejected,
         };
         TableError::new(kind, operation).with_source(self)

@@ -32,6 +32,9 @@ use crate::table::{DriftSignal, TableError, TableErrorKind};
 const MAX_EVENTS: usize = 4096;
 /// A foreign change seldom comes alone: wait this long for the rest before repairing.
 const DRIFT_SETTLES: Duration = Duration::from_millis(10);
+/// Longest pause before a table that somebody else keeps busy is tried again: a change waits for
+/// this time at most once the other is done, and each try costs little as long as they are not.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
 /// Findings are gathered over this time, since looking them all up costs more than a sync.
 const FINDINGS_SETTLE: Duration = Duration::from_secs(1);
 /// Of many things of one sort only so many are logged one by one.
@@ -45,7 +48,8 @@ pub struct DriverOptions {
     /// Longest pause before a failed sync is tried again; and how often a table that cannot tell
     /// of foreign changes is compared.
     pub sync_period: Duration,
-    /// Pause after a first failure; it doubles with each further one.
+    /// Pause after a first failure; it doubles with each further one, up to a second while
+    /// somebody else keeps the table busy.
     pub retry: Duration,
     /// How often a table is compared although nothing is known to be wrong.
     pub full_compare_period: Duration,
@@ -403,7 +407,10 @@ impl<S: FnMut(DriverEvent) + Send> Driver<S> {
 
     fn note_failure(&mut self, index: usize, error: &TableError, now: Instant) {
         let family = &mut self.families[index];
-        let pause = family.failures.next(&self.options);
+        let pause = match (family.failures.next(&self.options), error.kind()) {
+            (pause, TableErrorKind::Busy) => pause.min(BUSY_PAUSE),
+            (pause, _) => pause,
+        };
         let retry_in = pause.max(self.options.min_sync_period);
         family.not_before = now + retry_in;
         let (kind, error, family) = (error.kind(), error.chain(), family.family);

@@ -108,6 +108,9 @@ pub trait DriftSignal: Send {
 pub enum TableErrorKind {
     /// May succeed when tried again.
     Transient,
+    /// Somebody else uses what only one can use at a time, such as a lock: it will succeed as soon
+    /// as they are done, so it is tried again after a short time, however often it failed.
+    Busy,
     /// What is installed is not what was assumed: observe and compare everything.
     OutOfSync,
     /// This kernel cannot do it.
@@ -123,6 +126,7 @@ impl TableErrorKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Transient => "transient",
+            Self::Busy => "busy",
             Self::OutOfSync => "out-of-sync",
             Self::Unsupported => "unsupported",
             Self::Permission => "permission",

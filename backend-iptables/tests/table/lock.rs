@@ -29,7 +29,7 @@ fn failure_28_a_lock_that_others_hold_is_waited_for_with_a_bound() {
         sync.stage(vec![(service.name.clone(), Some(service))], Some(node(family)));
         let start = Instant::now();
         let error = block_on(sync.sync()).unwrap_err();
-        assert_eq!(error.kind(), TableErrorKind::Transient, "{}", error.chain());
+        assert_eq!(error.kind(), TableErrorKind::Busy, "{}", error.chain());
         assert!(error.chain().contains("the lock of iptables"), "{}", error.chain());
         assert!(start.elapsed() < Duration::from_secs(30));
         file.unlock().unwrap();

@@ -88,6 +88,8 @@ pub(crate) struct Kernel {
     pub(crate) refuses: BTreeSet<String>,
     /// Every commit fails.
     pub(crate) is_broken: bool,
+    /// Somebody else holds the lock: every commit fails.
+    pub(crate) is_locked: bool,
     /// This many commits do all that is asked for, and then fail nevertheless.
     pub(crate) mute_for: usize,
     /// How long a commit takes.
@@ -205,6 +207,9 @@ impl Kernel {
         self.commits += 1;
         if self.is_broken {
             return Err(error(TableErrorKind::Transient, "write").with_source("out of order"));
+        }
+        if self.is_locked {
+            return Err(error(TableErrorKind::Busy, "write").with_source("locked"));
         }
         for change in &delta.changes {
             let (Change::Add { key, rule } | Change::Replace { key, new: rule, .. }) = change

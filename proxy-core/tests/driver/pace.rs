@@ -124,6 +124,29 @@ fn s10_6_a_retry_keeps_the_least_period_too() {
 }
 
 #[test]
+fn known_failure_28_a_change_waits_no_longer_than_a_second_once_the_lock_is_free() {
+    for held_for in [1, 7, 20, 200] {
+        let rig = Rig::new();
+        rig.run(async |link| {
+            link.send(list(&state([1]))).await;
+            link.settle().await;
+            rig.v4().is_locked = true;
+            link.send(steps(&state([1]), &state([2]))).await;
+            wait(Duration::from_secs(held_for)).await;
+            rig.told();
+            rig.v4().is_locked = false;
+            let free = Instant::now();
+            wait(Duration::from_secs(2)).await;
+            rig.check(&state([2]));
+            let took = syncs(&rig)[0] - free;
+            assert!(took <= Duration::from_millis(1002), "held for {held_for} s: {took:?}");
+            // At most one try in a second, but for the first few.
+            assert!(rig.v4().commits < 12 + usize::try_from(held_for).unwrap());
+        });
+    }
+}
+
+#[test]
 fn an_idle_driver_is_not_woken() {
     let rig = Rig::new();
     let polls = Arc::new(AtomicUsize::new(0));

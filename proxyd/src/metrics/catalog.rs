@@ -154,7 +154,8 @@ catalog! {
 
     // --- ours: syncs ---
     SYNC_FAILURES = "proxyd_sync_failures_total", Counter, &["ip_family", "reason"], ALL_MODES,
-        "Failed syncs by sort of error: transient, out-of-sync, unsupported, permission or rejected.";
+        "Failed syncs by sort of error: transient, busy, out-of-sync, unsupported, permission or \
+        rejected.";
     QUEUED_DURATION = "proxyd_sync_queued_duration_seconds", SYNC, FAMILY, ALL_MODES,
         "How long something had been waiting when it was in effect, failed syncs included.";
     CHANGED_OBJECTS = "proxyd_changed_objects_total", Counter, FAMILY, ALL_MODES,

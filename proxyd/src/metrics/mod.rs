@@ -43,8 +43,9 @@ const FLOWS: &str = "conntrack";
 /// Label value of the follow-up that listens for load balancers.
 const HEALTH_CHECKS: &str = "health_check";
 
-const ERROR_KINDS: [TableErrorKind; 5] = [
+const ERROR_KINDS: [TableErrorKind; 6] = [
     TableErrorKind::Transient,
+    TableErrorKind::Busy,
     TableErrorKind::OutOfSync,
     TableErrorKind::Unsupported,
     TableErrorKind::Permission,
