@@ -9,6 +9,7 @@
 //! and with [`Tool::restore`] never touches those that its input does not name.
 
 mod compile;
+mod drift;
 pub mod layout;
 mod model;
 mod saved;

@@ -5,9 +5,10 @@ use proxy_core::address::IpFamily;
 use proxy_core::node::{LocalDetector, NodeFacts};
 use proxy_core::resolved::ResolvedService;
 use proxy_core::rules::{Change, RuleDelta};
-use proxy_core::table::{ServiceTable, TableError, TableErrorKind, error_chain};
+use proxy_core::table::{DriftSignal, ServiceTable, TableError, TableErrorKind, error_chain};
 
 use crate::compile::{self, TableConfig};
+use crate::drift::{legacy, nft};
 use crate::layout;
 use crate::model::{Key, Rule, Rules, Table, Text};
 use crate::saved;
@@ -27,6 +28,8 @@ pub struct IptablesTable {
     localnet_rule: Option<String>,
     /// Whether the kernel has been told to route 127.0.0.0/8.
     routes_localnet: bool,
+    /// Whom to tell what we write, if somebody looks for changes of others.
+    writer: Option<legacy::Writer>,
 }
 
 /// Lets packets that were translated leave from 127.0.0.1.
@@ -43,7 +46,8 @@ impl IptablesTable {
             return Err(TableError::new(TableErrorKind::Unsupported, operation));
         }
         let localnet_rule = config.guards_loopback().then(compile::localnet_rule);
-        Ok(Self { config: config.clone(), tool, localnet_rule, routes_localnet: false })
+        let config = config.clone();
+        Ok(Self { config, tool, localnet_rule, routes_localnet: false, writer: None })
     }
 
     /// The variant of iptables that is used.
@@ -82,7 +86,12 @@ impl IptablesTable {
             return Ok(());
         }
         let operation = || format!("write {} chains and rules", delta.len());
-        self.tool.restore(&script(delta)).map_err(|error| error.into_table_error(operation()))
+        let restore = || self.tool.restore(&script(delta));
+        let written = match &self.writer {
+            Some(writer) => writer.write(delta, restore),
+            None => restore(),
+        };
+        written.map_err(|error| error.into_table_error(operation()))
     }
 }
 
@@ -135,6 +144,18 @@ impl ServiceTable for IptablesTable {
         self.write(delta)?;
         self.route_localnet(delta.changes.iter().map(Change::key));
         Ok(())
+    }
+
+    fn drift_signal(&mut self) -> Result<Option<Box<dyn DriftSignal>>, TableError> {
+        let family = self.config.family;
+        Ok(Some(match self.tool.variant() {
+            Variant::Nft => Box::new(nft::Monitor::open(family, self.config.guards_loopback())?),
+            Variant::Legacy => {
+                let (poll, writer) = legacy::open(family)?;
+                self.writer = Some(writer);
+                Box::new(poll)
+            }
+        }))
     }
 
     async fn clear(&mut self) -> Result<(), TableError> {

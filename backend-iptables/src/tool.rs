@@ -9,6 +9,7 @@ use node_sys::program::{self, Output, ProgramError};
 use proxy_core::address::IpFamily;
 use proxy_core::table::{TableError, TableErrorKind};
 
+use crate::drift::nft::OwnProcess;
 use crate::model::Table;
 
 /// No run takes longer, whatever the machine.
@@ -253,7 +254,9 @@ impl Tool {
     }
 
     fn run(&self, program: &str, arguments: &[&str], input: &[u8]) -> Result<Output, ToolError> {
-        let output = program::run_in(program, arguments, &[LOCK_FILE], input, LIMIT)
+        let writes_nft = self.variant == Variant::Nft && program == self.restore;
+        let started = |id| writes_nft.then(|| OwnProcess::enter(id));
+        let output = program::run_in(program, arguments, &[LOCK_FILE], input, LIMIT, started)
             .map_err(ToolError::Program)?;
         if output.status.success() {
             return Ok(output);

@@ -16,6 +16,7 @@
 //! | [`namespace`] | network namespaces of the calling thread |
 //! | [`process`] | what this process uses of the machine |
 //! | [`program`] | running programs of the system |
+//! | [`xtables`] | how the tables of ip_tables and ip6_tables stand |
 //!
 //! Only the private module `sys` contains `unsafe` code.
 
@@ -29,3 +30,4 @@ pub mod process;
 pub mod program;
 mod sys;
 pub mod sysctl;
+pub mod xtables;

@@ -62,16 +62,20 @@ pub fn run(
     input: &[u8],
     limit: Duration,
 ) -> Result<Output, ProgramError> {
-    run_in(program, arguments, &[], input, limit)
+    run_in(program, arguments, &[], input, limit, |_| ())
 }
 
 /// Like [`run`], with these variables of our environment passed on as well.
-pub fn run_in(
+///
+/// `started` is called with the process's id after its start and before it is given any input;
+/// what it returns is dropped after its end.
+pub fn run_in<G>(
     program: &str,
     arguments: &[&str],
     environment: &[&str],
     input: &[u8],
     limit: Duration,
+    started: impl FnOnce(u32) -> G,
 ) -> Result<Output, ProgramError> {
     let passed = ["PATH"].iter().chain(environment);
     let mut child = Command::new(program)
@@ -84,6 +88,7 @@ pub fn run_in(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|source| ProgramError::Start { program: program.to_owned(), source })?;
+    let _until_its_end = started(child.id());
     let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let wait_error = |source| ProgramError::Wait { program: program.to_owned(), source };
     thread::scope(|scope| {
@@ -165,6 +170,25 @@ mod tests {
     fn a_missing_program_is_told() {
         let error = run("no-such-program", &[], b"", LONG).unwrap_err();
         assert!(matches!(error, ProgramError::Start { .. }), "{error}");
+    }
+
+    #[test]
+    fn its_start_is_told_before_it_reads_and_its_end_afterwards() {
+        struct Held(std::sync::mpsc::Sender<String>);
+        impl Drop for Held {
+            fn drop(&mut self) {
+                self.0.send("ended".to_owned()).unwrap();
+            }
+        }
+        let (sender, told) = std::sync::mpsc::channel();
+        let started = |id| {
+            // It reads, so it cannot have ended.
+            let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap();
+            sender.send(name.trim().to_owned()).unwrap();
+            Held(sender)
+        };
+        run_in("cat", &[], &[], b"x", LONG, started).unwrap();
+        assert_eq!(told.iter().collect::<Vec<_>>(), ["cat", "ended"]);
     }
 
     #[test]

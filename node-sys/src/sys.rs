@@ -30,6 +30,30 @@ pub(crate) fn set_netlink_option(fd: BorrowedFd<'_>, option: i32, value: u32) ->
     check(result)
 }
 
+/// Reads a socket option into a buffer whose beginning may tell the kernel what is wanted; returns
+/// how many bytes of it are the answer.
+pub(crate) fn socket_option(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    buffer: &mut [u8],
+) -> io::Result<usize> {
+    let mut len = socklen(buffer.len());
+    // SAFETY: the kernel reads and writes at most `len` bytes of the borrowed slice, whose length
+    // that is at most, and keeps no reference to it.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            buffer.as_mut_ptr().cast::<c_void>(),
+            &raw mut len,
+        )
+    };
+    check(result)?;
+    usize::try_from(len).map_err(io::Error::other)
+}
+
 /// Attaches a classic BPF program to a socket, replacing the one before.
 pub(crate) fn attach_filter(
     fd: BorrowedFd<'_>,

@@ -5,6 +5,7 @@
     reason = "helpers fail by panicking, and tell of skipped tests"
 )]
 
+mod drift;
 mod foreign;
 mod lock;
 mod state;

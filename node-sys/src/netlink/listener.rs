@@ -69,8 +69,13 @@ impl Listener {
     /// The kernel drops a datagram whose first message carries one of the port ids, so own
     /// changes cost the listener nothing. Notifications of one transaction share one port id.
     pub fn ignore_ports(&self, ports: &[u32]) -> Result<(), NetlinkError> {
-        sys::attach_filter(self.fd.as_fd(), &mut ignore_program(ports))
-            .map_err(|error| socket::option_error("SO_ATTACH_FILTER", error))
+        ignore(self.fd.as_fd(), ports)
+    }
+
+    /// A handle by which somebody else than the one who listens says what is not heard.
+    pub fn port_filter(&self) -> Result<PortFilter, NetlinkError> {
+        let fd = self.fd.try_clone();
+        fd.map(|fd| PortFilter { fd }).map_err(NetlinkError::Receive)
     }
 
     /// The next event, or `None` if there is none now.
@@ -121,6 +126,24 @@ impl AsRawFd for Listener {
     fn as_raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
+}
+
+/// Says what a [`Listener`] does not hear. The socket stays open as long as this exists.
+#[derive(Debug)]
+pub struct PortFilter {
+    fd: OwnedFd,
+}
+
+impl PortFilter {
+    /// See [`Listener::ignore_ports`]. What is queued already stays.
+    pub fn ignore_ports(&self, ports: &[u32]) -> Result<(), NetlinkError> {
+        ignore(self.fd.as_fd(), ports)
+    }
+}
+
+fn ignore(fd: BorrowedFd<'_>, ports: &[u32]) -> Result<(), NetlinkError> {
+    sys::attach_filter(fd, &mut ignore_program(ports))
+        .map_err(|error| socket::option_error("SO_ATTACH_FILTER", error))
 }
 
 /// A classic BPF program (`linux/filter.h`) that drops datagrams with one of these port ids.

@@ -30,7 +30,7 @@ pub use codec::{Attribute, Attributes, CodecError, Message, MessageBuffer, Messa
 pub use error::{KernelError, NetlinkError};
 #[cfg(feature = "tokio")]
 pub use listener::AsyncListener;
-pub use listener::{Event, Listener};
+pub use listener::{Event, Listener, PortFilter};
 pub use socket::{Protocol, Socket, retry_interrupted};
 
 /// Message flags (`NLM_F_*` in `linux/netlink.h`).

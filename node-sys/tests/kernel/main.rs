@@ -10,3 +10,5 @@ mod conntrack;
 mod namespace;
 #[cfg(test)]
 mod netlink;
+#[cfg(test)]
+mod xtables;
