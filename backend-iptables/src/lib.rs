@@ -9,6 +9,7 @@
 //! and with [`Tool::restore`] never touches those that its input does not name.
 
 mod compile;
+mod counts;
 mod drift;
 pub mod layout;
 mod model;
@@ -19,6 +20,7 @@ mod text;
 mod tool;
 
 pub use compile::{TableConfig, compile};
+pub use counts::{RuleCounts, TableCounts};
 pub use model::{Key, Rule, Table};
 pub use script::render;
 pub use table::IptablesTable;

@@ -8,6 +8,7 @@ use proxy_core::rules::{Change, RuleDelta};
 use proxy_core::table::{DriftSignal, ServiceTable, TableError, TableErrorKind, error_chain};
 
 use crate::compile::{self, TableConfig};
+use crate::counts::RuleCounts;
 use crate::drift::{legacy, nft};
 use crate::layout;
 use crate::model::{Key, Rule, Rules, Table, Text};
@@ -30,6 +31,7 @@ pub struct IptablesTable {
     routes_localnet: bool,
     /// Whom to tell what we write, if somebody looks for changes of others.
     writer: Option<legacy::Writer>,
+    counts: RuleCounts,
 }
 
 /// Lets packets that were translated leave from 127.0.0.1.
@@ -47,12 +49,24 @@ impl IptablesTable {
         }
         let localnet_rule = config.guards_loopback().then(compile::localnet_rule);
         let config = config.clone();
-        Ok(Self { config, tool, localnet_rule, routes_localnet: false, writer: None })
+        Ok(Self {
+            config,
+            tool,
+            localnet_rule,
+            routes_localnet: false,
+            writer: None,
+            counts: RuleCounts::default(),
+        })
     }
 
     /// The variant of iptables that is used.
     pub fn variant(&self) -> Variant {
         self.tool.variant()
+    }
+
+    /// Counts of the rules that are read and written.
+    pub fn counts(&self) -> RuleCounts {
+        self.counts.clone()
     }
 
     /// Opens 127.0.0.0/8 to node ports, once the rule that keeps neighbours out is in `rules`.
@@ -91,7 +105,9 @@ impl IptablesTable {
             Some(writer) => writer.write(delta, restore),
             None => restore(),
         };
-        written.map_err(|error| error.into_table_error(operation()))
+        written.map_err(|error| error.into_table_error(operation()))?;
+        self.counts.written(delta);
+        Ok(())
     }
 }
 
@@ -136,6 +152,7 @@ impl ServiceTable for IptablesTable {
 
     async fn observe(&mut self) -> Result<Rules, TableError> {
         let rules = self.read()?;
+        self.counts.observed(&rules);
         self.route_localnet(rules.iter().map(|(key, _)| key));
         Ok(rules)
     }

@@ -249,8 +249,13 @@ impl DriverThread {
         let tables = self.families.iter().map(|family| {
             let detector = store.detector(*family);
             tracing::debug!(%family, ?detector, "local traffic");
-            let table = tables::table(&self.config, *family, detector)?;
-            let table = MeasuredTable::new(table, self.outlets.metrics.clone());
+            let opened = tables::table(&self.config, *family, detector)?;
+            let metrics = self.outlets.metrics.clone();
+            let mut table = MeasuredTable::new(opened.table, metrics.clone());
+            if let Some(facts) = opened.iptables {
+                metrics.set_iptables_variant(*family, facts.variant);
+                table = table.with_rules(facts.rules);
+            }
             Ok(Box::new(table) as Box<dyn TableSync>)
         });
         let tables = tables.collect::<anyhow::Result<Vec<Box<dyn TableSync>>>>()?;

@@ -229,14 +229,28 @@ impl StatusPages {
              Up: {hours} hr {minutes:02} min {seconds:02} sec\n\
              Program: proxyd {version}\n\
              Mode: {mode}\n\
+             {variants}\
              Binary version: {version}\n\
              Emulation version: {KUBERNETES_RELEASE}\n\
              Paths: {paths}\n",
             started.format(&Rfc2822).unwrap_or_default(),
             version = env!("CARGO_PKG_VERSION"),
             mode = self.mode,
+            variants = self.iptables_variants(),
             paths = self.paths().join(" "),
         )
+    }
+
+    /// A line that tells which kind of iptables holds the rules; empty in other modes.
+    fn iptables_variants(&self) -> String {
+        let variants = self.metrics.iptables_variants();
+        let variants: Vec<_> =
+            variants.iter().map(|(family, variant)| format!("{family} {variant}")).collect();
+        if variants.is_empty() {
+            String::new()
+        } else {
+            format!("Variant of iptables: {}\n", variants.join(", "))
+        }
     }
 
     fn status_fields(&self) -> Value {

@@ -18,6 +18,7 @@ use proxy_core::table::error_chain;
 #[cfg(feature = "nftables")]
 use crate::config::NftablesDriver;
 use crate::config::{self, KubeProxyConfiguration, Mode};
+use crate::metrics::RuleCounter;
 use crate::render::Output;
 
 /// The modes that this build has.
@@ -115,18 +116,52 @@ fn unavailable(mode: Mode) -> String {
     format!("mode {mode} is not available on this machine (modes in this build: {})", modes())
 }
 
+/// A table, and what there is to show of it.
+pub struct Opened {
+    /// The table.
+    pub table: Box<dyn TableSync>,
+    /// What is known of a table of iptables only.
+    pub iptables: Option<IptablesFacts>,
+}
+
+/// What is shown of a table of iptables.
+pub struct IptablesFacts {
+    /// Which kind of iptables holds the rules.
+    pub variant: &'static str,
+    /// Counts them.
+    pub rules: RuleCounter,
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened").field("family", &self.table.family()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for IptablesFacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IptablesFacts").field("variant", &self.variant).finish_non_exhaustive()
+    }
+}
+
+impl From<Box<dyn TableSync>> for Opened {
+    fn from(table: Box<dyn TableSync>) -> Self {
+        Self { table, iptables: None }
+    }
+}
+
 /// The table of one family, in the configured mode.
 pub fn table(
     config: &KubeProxyConfiguration,
     family: IpFamily,
     detector: Option<LocalDetector>,
-) -> anyhow::Result<Box<dyn TableSync>> {
+) -> anyhow::Result<Opened> {
     match config.mode {
         #[cfg(feature = "nftables")]
         Mode::Nftables => {
             let driver = config.settings.nftables_driver;
             let config = nftables_config(config, family, detector);
-            Ok(match driver {
+            let table: Box<dyn TableSync> = match driver {
                 NftablesDriver::Netlink => {
                     let table = backend_nftables::NftablesTable::open(&config)?;
                     Box::new(Synchronizer::new(table))
@@ -135,7 +170,8 @@ pub fn table(
                     let table = backend_nftables::NftToolTable::open(&config, NFT)?;
                     Box::new(Synchronizer::new(table))
                 }
-            })
+            };
+            Ok(table.into())
         }
         #[cfg(feature = "iptables")]
         Mode::Iptables => {
@@ -144,7 +180,7 @@ pub fn table(
             iptables::table(config, family, detector, tool)
         }
         #[cfg(feature = "ipvs")]
-        Mode::Ipvs => ipvs::table(config, family, detector),
+        Mode::Ipvs => Ok(ipvs::table(config, family, detector)?.into()),
         #[cfg(not(all(feature = "iptables", feature = "ipvs", feature = "nftables")))]
         mode => anyhow::bail!("mode {mode} is not in this build; available: {}", modes()),
     }
@@ -160,7 +196,7 @@ pub fn all_tables(
         Mode::Iptables => iptables::all_tables(config, family),
         #[cfg(feature = "ipvs")]
         Mode::Ipvs => ipvs::all_tables(config, family),
-        _ => Ok(vec![table(config, family, None)?]),
+        _ => Ok(vec![table(config, family, None)?.table]),
     }
 }
 

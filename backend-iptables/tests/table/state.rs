@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use backend_iptables::{Key, Rule, Table};
+use backend_iptables::{Key, Rule, Table, Variant};
 use proptest::prelude::*;
 use proxy_core::address::IpFamily;
 use proxy_core::rules::{Change, RuleDelta};
-use proxy_core::sync::TableSync as _;
+use proxy_core::sync::{Synchronizer, TableSync as _};
 use proxy_core::table::ServiceTable as _;
 use testbed::resolved::every_shape;
 use testbed::resolved::generate::{build, recipes};
 
 use crate::support::{
-    Services, assert_in_step, block_on, everywhere, observed, sync_to, synchronizer, table,
+    Services, assert_in_step, block_on, everywhere, iptables, observed, sync_to, synchronizer,
+    table,
 };
 
 fn shapes(family: IpFamily) -> Services {
@@ -30,6 +31,38 @@ fn every_shape_is_read_back_as_it_was_written_and_a_restart_writes_nothing() {
         let mut restarted = synchronizer(family, variant);
         let report = sync_to(&mut restarted, &Vec::new(), &services);
         assert!(report.full && report.changed_objects == 0, "{report:?}");
+    });
+}
+
+/// How many rules of ours the program lists in a table.
+fn listed(family: IpFamily, variant: Variant, table: &str) -> usize {
+    let rules = iptables(family, variant, &format!("-t {table} -S"));
+    rules.lines().filter(|line| line.starts_with("-A ")).count()
+}
+
+#[test]
+fn rules_are_counted_as_the_program_lists_them() {
+    everywhere(|family, variant| {
+        let services = shapes(family);
+        let first = table(family, variant);
+        let counts = first.counts();
+        let mut sync = Synchronizer::new(first);
+        sync_to(&mut sync, &Vec::new(), &services);
+        for (table, counts) in counts.take() {
+            assert_eq!(counts.installed, listed(family, variant, table.as_str()), "{table:?}");
+            assert_eq!(counts.written, counts.installed);
+        }
+        sync_to(&mut sync, &services, &services[1..].to_vec());
+        for (table, counts) in counts.take() {
+            assert_eq!(counts.installed, listed(family, variant, table.as_str()), "{table:?}");
+        }
+        assert!(counts.take().iter().all(|(_, counts)| counts.written == 0));
+        let mut restarted = table(family, variant);
+        let counts = restarted.counts();
+        block_on(restarted.observe()).unwrap();
+        for (table, counts) in counts.take() {
+            assert_eq!(counts.installed, listed(family, variant, table.as_str()), "{table:?}");
+        }
     });
 }
 

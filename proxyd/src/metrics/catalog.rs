@@ -209,6 +209,8 @@ catalog! {
         "Packets dropped because their flow could not be tracked, as when the table is full.";
     FLOWS_EARLY_DROPPED = "proxyd_conntrack_early_dropped_total", Counter, NO_LABELS, ALL_MODES,
         "Flows given up to make room for others.";
+    IPTABLES_VARIANT = "proxyd_iptables_variant_info", Gauge, &["ip_family", "variant"], IPTABLES,
+        "1; which kind of iptables holds the rules: nft or legacy.";
     BUILD_INFO = "proxyd_build_info", Gauge, &["version", "kubernetes", "mode", "platform"],
         ALL_MODES, "1; the version, the release of kube-proxy it stands in for, the mode.";
 

@@ -30,7 +30,7 @@ use crate::config::KubeProxyConfiguration;
 use registry::Values;
 use selection::Selection;
 
-pub use table::MeasuredTable;
+pub use table::{MeasuredTable, RuleCount, RuleCounter};
 
 /// The release of kube-proxy whose place is taken.
 pub const KUBERNETES_RELEASE: &str = "1.36";
@@ -84,6 +84,7 @@ struct State {
     findings: usize,
     /// Services that are there and have metrics of their own.
     selected: BTreeSet<(IpFamily, ServiceName)>,
+    iptables_variants: BTreeMap<IpFamily, &'static str>,
 }
 
 /// The path of an answer about health.
@@ -353,6 +354,17 @@ impl Metrics {
     }
 
     // === from tables ===
+
+    /// Shows which kind of iptables holds a family's rules.
+    pub fn set_iptables_variant(&self, family: IpFamily, variant: &'static str) {
+        self.state().iptables_variants.insert(family, variant);
+        self.shared.values.set(&catalog::IPTABLES_VARIANT, &[&family.to_string(), variant], 1.0);
+    }
+
+    /// Which kind of iptables holds the rules of each family; none in other modes.
+    pub fn iptables_variants(&self) -> BTreeMap<IpFamily, &'static str> {
+        self.state().iptables_variants.clone()
+    }
 
     fn note_service(&self, family: IpFamily, service: &ServiceName, exists: bool) {
         if !self.shared.selection.includes(service) {

@@ -14,10 +14,25 @@ use proxy_core::table::{DriftSignal, TableError};
 
 use super::{Metrics, catalog, number};
 
+/// Rules in one table of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleCount {
+    /// The table's name.
+    pub table: &'static str,
+    /// How many are installed.
+    pub installed: usize,
+    /// How many were written since the last time that was asked.
+    pub written: usize,
+}
+
+/// Counts the rules in each table of iptables.
+pub type RuleCounter = Box<dyn FnMut() -> Vec<RuleCount> + Send>;
+
 /// Stands between the driver and a table and measures what passes.
 pub struct MeasuredTable {
     table: Box<dyn TableSync>,
     metrics: Metrics,
+    rules: Option<RuleCounter>,
     /// Whether the next sync will compare everything, which a failed one does not tell.
     is_distrusted: bool,
     services: BTreeSet<ServiceName>,
@@ -46,10 +61,16 @@ impl MeasuredTable {
         Self {
             table,
             metrics,
+            rules: None,
             is_distrusted: true,
             services: BTreeSet::new(),
             no_local: BTreeMap::new(),
         }
+    }
+
+    /// Shows how many rules there are as well.
+    pub fn with_rules(self, rules: RuleCounter) -> Self {
+        Self { rules: Some(rules), ..self }
     }
 
     fn note(&mut self, name: &ServiceName, service: Option<&ResolvedService>) {
@@ -68,7 +89,8 @@ impl MeasuredTable {
         }
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
+        self.show_rules();
         let family = self.table.family().to_string();
         let values = &self.metrics.shared.values;
         values.set(&catalog::SERVICES, &[&family], number(self.services.len()));
@@ -76,6 +98,18 @@ impl MeasuredTable {
         let external = self.no_local.values().map(|it| it.external).sum();
         for (policy, count) in [("internal", internal), ("external", external)] {
             values.set(&catalog::NO_LOCAL_ENDPOINTS, &[policy, &family], number(count));
+        }
+    }
+}
+
+impl MeasuredTable {
+    fn show_rules(&mut self) {
+        let family = self.table.family().to_string();
+        let values = &self.metrics.shared.values;
+        for count in self.rules.as_mut().map_or(Vec::new(), |rules| rules()) {
+            let labels = [count.table, &family];
+            values.set(&catalog::IPTABLES_RULES, &labels, number(count.installed));
+            values.set(&catalog::IPTABLES_RULES_LAST, &labels, number(count.written));
         }
     }
 }

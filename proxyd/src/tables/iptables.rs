@@ -2,14 +2,16 @@
 
 use std::fmt::Write as _;
 
-use backend_iptables::{IptablesTable, TableConfig, Tool, ToolError, Variant};
+use backend_iptables::{IptablesTable, Table, TableConfig, TableCounts, Tool, ToolError, Variant};
 use proxy_core::address::IpFamily;
 use proxy_core::node::LocalDetector;
 use proxy_core::store::Store;
 use proxy_core::sync::{Synchronizer, TableSync};
 
 use crate::config::{IptablesVariant, KubeProxyConfiguration, NodePortAddresses};
+use crate::metrics::RuleCount;
 use crate::render::Output;
+use crate::tables::{IptablesFacts, Opened};
 
 const BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 
@@ -28,9 +30,19 @@ pub(super) fn table(
     family: IpFamily,
     detector: Option<LocalDetector>,
     tool: Tool,
-) -> anyhow::Result<Box<dyn TableSync>> {
+) -> anyhow::Result<Opened> {
     let config = config(settings, family, detector);
-    Ok(Box::new(Synchronizer::new(IptablesTable::new(&config, tool)?)))
+    let table = IptablesTable::new(&config, tool)?;
+    let (variant, counts) = (table.variant().as_str(), table.counts());
+    let rules = Box::new(move || {
+        let count = |(table, counts): (Table, TableCounts)| {
+            let TableCounts { installed, written } = counts;
+            RuleCount { table: table.as_str(), installed, written }
+        };
+        counts.take().into_iter().map(count).collect()
+    });
+    let iptables = Some(IptablesFacts { variant, rules });
+    Ok(Opened { table: Box::new(Synchronizer::new(table)), iptables })
 }
 
 /// The tables of all variants that are in use.
@@ -39,7 +51,8 @@ pub(super) fn all_tables(
     family: IpFamily,
 ) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
     let tools = Tool::all(family)?;
-    tools.into_iter().map(|tool| table(settings, family, None, tool)).collect()
+    let tables = tools.into_iter().map(|tool| Ok(table(settings, family, None, tool)?.table));
+    tables.collect()
 }
 
 /// The tables of the variant that is not chosen, if it is in use.

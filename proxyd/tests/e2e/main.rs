@@ -8,6 +8,7 @@ mod cluster;
 mod events;
 mod foreign;
 mod health;
+mod iptables;
 mod modes;
 mod node;
 mod permissions;

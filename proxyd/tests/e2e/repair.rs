@@ -9,7 +9,7 @@ use testbed::target::Target;
 use testbed::world::{Families, NODE_NAME, PATIENCE};
 use testbed::{Place, wait_until};
 
-use crate::rig::{LIMIT, PAUSE, REPAIR_LIMIT, Rig, go_on, is_answer};
+use crate::rig::{Flavour, LIMIT, PAUSE, REPAIR_LIMIT, Rig, go_on, is_answer};
 
 /// What somebody else does, and what of it the log names.
 const DAMAGE: [(&str, &str); 12] = [
@@ -57,6 +57,48 @@ fn damage_from_outside_is_repaired_within_a_second_and_named() -> Result<()> {
         rig.wait("a report", REPAIR_LIMIT, report)?;
         let log = rig.log().split_off(said);
         ensure!(log.contains(named) && log.contains(" by nft (pid "), "{damage}: {log}");
+    }
+    Ok(())
+}
+
+/// What somebody else does to rules of mode iptables.
+const IPTABLES_DAMAGE: [&str; 9] = [
+    "iptables -t nat -F",
+    "iptables -t filter -F",
+    "iptables -t nat -D PREROUTING 1",
+    "iptables -t nat -D OUTPUT 1",
+    "iptables -t nat -D KUBE-SERVICES 1",
+    "iptables -t filter -F KUBE-FORWARD",
+    "iptables -t nat -I KUBE-SERVICES -j RETURN",
+    "iptables -t nat -N KUBE-SVC-AAAAAAAAAAAAAAAA",
+    "ip6tables -t nat -F",
+];
+
+#[test]
+fn damage_to_rules_of_mode_iptables_is_repaired_within_a_second() -> Result<()> {
+    for flavour in Flavour::IPTABLES {
+        let Some(mut rig) = Rig::of(flavour, Families::Dual)? else { return Ok(()) };
+        rig.service("web", "172.30.0.10", &["10.180.0.11", "10.180.0.12"])?;
+        rig.service("web6", "fd00:172:30::10", &["fd00:10:180::11"])?;
+        rig.start()?;
+        let rules = rig.rules()?;
+        for damage in IPTABLES_DAMAGE {
+            let said = rig.log().len();
+            let start = Instant::now();
+            rig.iptables(damage)?;
+            let done = start.elapsed();
+            rig.wait_for_rules(&rules)?;
+            let took = start.elapsed();
+            eprintln!("{flavour:?}, {damage}: repaired {took:?} after its start, done {done:?}");
+            ensure!(took - done <= REPAIR_LIMIT, "{damage}: {took:?}");
+            rig.answer("172.30.0.10:80/TCP")?;
+            rig.answer("[fd00:172:30::10]:80/TCP")?;
+            let report = |rig: &Rig| rig.log()[said..].contains("somebody else changed our rules");
+            rig.wait("a report", REPAIR_LIMIT, report)?;
+        }
+        rig.flush()?;
+        rig.wait_for_rules(&rules)?;
+        rig.answer("172.30.0.10:80/TCP")?;
     }
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 use testbed::builders::{self, Port};
 use testbed::dial::{Answer, Outcome};
 use testbed::echo::Listen;
@@ -30,6 +30,20 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 /// What proxyd says once a family is in step after its start.
 const IN_STEP: &str = "in step for the first time";
 
+/// How Services are programmed in a test that is the same for several modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    Nftables,
+    /// Mode iptables, in a variant of it: `nft` or `legacy`.
+    Iptables(&'static str),
+}
+
+impl Flavour {
+    pub(crate) const IPTABLES: [Self; 2] = [Self::Iptables("nft"), Self::Iptables("legacy")];
+    pub(crate) const ALL: [Self; 3] =
+        [Self::Nftables, Self::Iptables("nft"), Self::Iptables("legacy")];
+}
+
 /// A node and everything around it. The program goes first, then what it depends on.
 pub(crate) struct Rig {
     pub(crate) proxy: Option<Proxyd>,
@@ -37,6 +51,7 @@ pub(crate) struct Rig {
     pub(crate) config: Value,
     /// The second document of the configuration file.
     pub(crate) settings: Option<Value>,
+    pub(crate) flavour: Flavour,
     pub(crate) world: World,
 }
 
@@ -44,6 +59,11 @@ impl Rig {
     /// A world with the objects of every cluster and servers on port 8080; none, and a word about
     /// it, where namespaces are not to be had.
     pub(crate) fn new(families: Families) -> Result<Option<Self>> {
+        Self::of(Flavour::Nftables, families)
+    }
+
+    /// The same for another mode.
+    pub(crate) fn of(flavour: Flavour, families: Families) -> Result<Option<Self>> {
         if !namespaces_available() {
             writeln!(io::stderr(), "skipped: network namespaces cannot be made here")?;
             return Ok(None);
@@ -56,8 +76,18 @@ impl Rig {
         for object in builders::cluster(families) {
             manifests.apply(&object)?;
         }
-        let config = builders::configuration("nftables", families);
-        Ok(Some(Self { proxy: None, manifests, config, settings: None, world }))
+        let (mut config, mut settings) = (builders::configuration("nftables", families), None);
+        if let Flavour::Iptables(variant) = flavour {
+            config["mode"] = json!("iptables");
+            // The least time between two syncs is 1s here: one repair would wait for another.
+            config["iptables"] = json!({"minSyncPeriod": "10ms"});
+            settings = Some(json!({
+                "apiVersion": "proxyd.io/v1alpha1",
+                "kind": "ProxydConfiguration",
+                "iptables": {"variant": variant},
+            }));
+        }
+        Ok(Some(Self { proxy: None, manifests, config, settings, flavour, world }))
     }
 
     // === objects ===
@@ -191,9 +221,47 @@ impl Rig {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Output of a program of iptables, such as `iptables`, in the node's namespace.
+    pub(crate) fn iptables(&self, command: &str) -> Result<String> {
+        let Flavour::Iptables(variant) = self.flavour else { bail!("not mode iptables") };
+        let (program, arguments) = command.split_once(' ').context("a program's arguments")?;
+        let program = match program.split_once('-') {
+            Some((base, action)) => format!("{base}-{variant}-{action}"),
+            None => format!("{program}-{variant}"),
+        };
+        let mut command = Command::new(program);
+        let output = self.world.node().output(command.args(arguments.split(' ')))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// What is in the table, as words in an order that does not depend on the kernel's hashing.
     pub(crate) fn rules(&self) -> Result<Vec<String>> {
-        Ok(words(&self.nft("--stateless list ruleset")?))
+        if self.flavour == Flavour::Nftables {
+            return Ok(words(&self.nft("--stateless list ruleset")?));
+        }
+        let mut rules = Vec::new();
+        for program in ["iptables-save", "ip6tables-save"] {
+            for table in ["filter", "nat"] {
+                let saved = self.iptables(&format!("{program} -t {table}"))?;
+                let ours = saved.lines().filter(|line| line.contains("KUBE-"));
+                let without_counters = |line: &str| line.split(" [").next().map(str::to_owned);
+                rules.extend(ours.filter_map(without_counters));
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Somebody else removes all rules.
+    pub(crate) fn flush(&self) -> Result<()> {
+        if self.flavour == Flavour::Nftables {
+            return self.nft("flush ruleset").map(drop);
+        }
+        for program in ["iptables", "ip6tables"] {
+            for arguments in ["-t filter -F", "-t filter -X", "-t nat -F", "-t nat -X"] {
+                self.iptables(&format!("{program} {arguments}"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the rules are as they were; returns how long that took.

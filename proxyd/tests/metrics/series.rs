@@ -18,7 +18,7 @@ use proxy_core::store::Trigger;
 use proxy_core::sync::{SyncReport, TableSync};
 use proxy_core::table::{DriftSignal, TableError, TableErrorKind};
 use proxyd::metrics::catalog::{self, Definition};
-use proxyd::metrics::{HealthPath, MeasuredTable, Metrics};
+use proxyd::metrics::{HealthPath, MeasuredTable, Metrics, RuleCount};
 
 use crate::exposition::{parse, value};
 use crate::upstream::{S16, b15, programming};
@@ -169,7 +169,9 @@ async fn exercise(metrics: &Metrics) {
                 answers: vec![Ok(full()), Err(error()), Ok(SyncReport::default())],
             }),
             metrics.clone(),
-        );
+        )
+        .with_rules(Box::new(|| vec![RuleCount { table: "nat", installed: 7, written: 3 }]));
+        metrics.set_iptables_variant(family, "nft");
         table.stage(vec![(name("web"), Some(service("web", Route::Drop, Route::Drop)))], None);
         for _ in 0..3 {
             let _scripted = table.sync().await;
@@ -191,8 +193,6 @@ async fn exercise(metrics: &Metrics) {
 /// Metrics that only a backend of another mode writes, or that the machine may lack.
 fn may_be_absent(definition: &Definition) -> bool {
     [
-        &catalog::IPTABLES_RULES,
-        &catalog::IPTABLES_RULES_LAST,
         &catalog::INVALID_DROPPED,
         &catalog::LOCALHOST_ACCEPTED,
         &catalog::NFTABLES_CLEANUP_FAILURES,
