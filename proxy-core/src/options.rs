@@ -1,6 +1,7 @@
 //! What an operator chose.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::address::Cidr;
 
@@ -43,6 +44,9 @@ pub struct Options {
     pub bind_address: Option<IpAddr>,
     /// Whether `spec.externalIPs` is served (gate `AllowServiceExternalIPs`).
     pub allow_external_ips: bool,
+    /// The ranges that served external IPs must be in; an empty list means any address. With ranges
+    /// of one family only, no external IP of the other is served.
+    pub external_ip_ranges: Arc<[Cidr]>,
 }
 
 impl Options {
@@ -56,6 +60,7 @@ impl Options {
             loopback_node_ports: false,
             bind_address: None,
             allow_external_ips: true,
+            external_ip_ranges: Arc::new([]),
         }
     }
 }

@@ -32,6 +32,15 @@ pub(crate) struct Context {
     pub(crate) has_detector: bool,
     pub(crate) masquerade_all: bool,
     pub(crate) allow_external_ips: bool,
+    pub(crate) external_ip_ranges: Arc<[Cidr]>,
+}
+
+impl Context {
+    /// Whether an external IP is in a range where such addresses may be.
+    fn is_in_range(&self, external_ip: IpAddr) -> bool {
+        let ranges = &self.external_ip_ranges;
+        ranges.is_empty() || ranges.iter().any(|range| range.contains(external_ip))
+    }
 }
 
 /// A Service with all that is needed to resolve it.
@@ -93,6 +102,7 @@ fn wanted(
     let mut wanted: Vec<Wanted> = std::iter::once(at(cluster_ip, FrontendKind::ClusterIp))
         .chain(
             of_family(external_ips, context.family)
+                .filter(|&address| context.is_in_range(address))
                 .map(|address| at(address, FrontendKind::ExternalIp)),
         )
         .chain(
@@ -122,6 +132,7 @@ impl Subject<'_> {
         diagnostics: &mut Vec<Diagnostic>,
     ) -> Option<ResolvedService> {
         let cluster_ip = (*self.service.cluster_ips.of(self.context.family))?;
+        self.external_ips_out_of_range(diagnostics);
         let source_ranges = self.source_ranges();
         let mut local_addresses = BTreeSet::new();
         let mut ports = Vec::with_capacity(self.service.ports.len());
@@ -168,7 +179,19 @@ impl Subject<'_> {
         }
     }
 
-    /// The port counts as reachable from outside even where external IPs are switched off (S3.5).
+    fn external_ips_out_of_range(&self, diagnostics: &mut Vec<Diagnostic>) {
+        if !self.context.allow_external_ips {
+            return;
+        }
+        let external_ips = of_family(&self.service.external_ips, self.context.family);
+        for address in external_ips.filter(|&address| !self.context.is_in_range(address)) {
+            let message = format!("{address} is in no range for external IPs; left out");
+            diagnostics.push(Diagnostic::new(object(self.name), "spec.externalIPs", message));
+        }
+    }
+
+    /// The port counts as reachable from outside even where external IPs are switched off (S3.5) or
+    /// out of range.
     fn is_externally_accessible(&self, port: &StoredPort) -> bool {
         let family = self.context.family;
         port.node_port.is_some()

@@ -66,6 +66,7 @@ pub fn options(config: &KubeProxyConfiguration) -> anyhow::Result<Options> {
     options.loopback_node_ports =
         config.mode == Mode::Iptables && config.iptables.localhost_node_ports;
     options.allow_external_ips = config.feature_gates.allow_service_external_ips();
+    options.external_ip_ranges = config.settings.external_ip_ranges.clone().into();
     Ok(options)
 }
 

@@ -234,6 +234,7 @@ impl Store {
             has_detector: place.detector(family).is_some(),
             masquerade_all: self.options.masquerade_all,
             allow_external_ips: self.options.allow_external_ips,
+            external_ip_ranges: Arc::clone(&self.options.external_ip_ranges),
         }
     }
 

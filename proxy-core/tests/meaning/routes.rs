@@ -1,5 +1,6 @@
 //! Packet decisions: which pool, and whether masqueraded, for pods, the host and everyone else.
 
+use proxy_core::address::{Cidr, IpFamily};
 use proxy_core::options::{DetectLocal, Options};
 use serde_json::{Value, json};
 
@@ -122,4 +123,37 @@ fn s3_5_external_ips_can_be_switched_off_but_still_count() {
     let mut world = World::with(off, &[service(spec), slice("s", &["e1 R"])]);
     assert_eq!(world.frontends(), ["172.30.0.1:80/tcp cluster IP drop drop drop"]);
     assert_eq!(world.pools().0, "e1", "counts as reachable from outside");
+}
+
+#[test]
+fn known_failure_69_external_ips_out_of_range_are_reported_and_left_out() {
+    let ranges = ["198.51.100.0/24", "192.0.2.0/28"].map(|range| Cidr::parse(range).unwrap());
+    let limited = Options { external_ip_ranges: ranges.into(), ..options() };
+    let spec = json!({
+        "externalIPs": ["192.0.2.1", "192.0.2.16", "8.8.8.8"], "vips": ["192.0.2.99"],
+    });
+    let mut world = World::with(limited.clone(), &[service(spec), slice("s", &["e1 R"])]);
+    assert_eq!(
+        world.frontends(),
+        [
+            "172.30.0.1:80/tcp cluster IP C C* C*",
+            "192.0.2.1:80/tcp external IP C* C* C*",
+            "192.0.2.99:80/tcp load-balancer IP C* C* C*",
+        ]
+    );
+    let left_out = |address| {
+        format!(
+            "Service/default/web: spec.externalIPs: {address} is in no range for external IPs; left out"
+        )
+    };
+    assert_eq!(world.diagnostics(), ["192.0.2.16", "8.8.8.8"].map(left_out));
+    // An address that is left out is not taken from whoever may have it, and with ranges of one
+    // family nothing of the other is served.
+    let spec = json!({
+        "ipFamilies": ["IPv6"], "clusterIP": "fd00:172:30::1", "clusterIPs": ["fd00:172:30::1"],
+        "externalIPs": ["2001:db8::1"],
+    });
+    let mut world = World::with(limited, &[service(spec)]);
+    let found = world.find_in(IpFamily::V6, "web").unwrap();
+    assert_eq!(found.ports[0].frontends.len(), 1, "the cluster IP alone");
 }

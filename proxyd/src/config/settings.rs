@@ -3,6 +3,7 @@
 //! They are a second document of the file, which kube-proxy reads past (C1.1), so that one file
 //! serves both.
 
+use super::address::{Cidr, parse_cidr};
 use super::decode::{Decoder, Value as _, section};
 use super::error::ConfigError;
 use super::tree::Node;
@@ -14,7 +15,7 @@ pub const SETTINGS_API_VERSION: &str = "proxyd.io/v1alpha1";
 pub const SETTINGS_KIND: &str = "ProxydConfiguration";
 
 /// What kube-proxy has no field for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// What to do when the configuration file changes.
     pub config_change: ConfigChange,
@@ -24,6 +25,8 @@ pub struct Settings {
     pub iptables_variant: IptablesVariant,
     /// Whether Events are written to the cluster.
     pub events_enabled: bool,
+    /// The ranges that served external IPs must be in; none means any address.
+    pub external_ip_ranges: Vec<Cidr>,
 }
 
 spelled! {
@@ -71,6 +74,7 @@ section! {
         nftables: NftablesSettings = NftablesSettings::default(), "nftables";
         iptables: IptablesSettings = IptablesSettings::default(), "iptables";
         events: EventsSettings = EventsSettings::default(), "events";
+        external_ips: ExternalIpsSettings = ExternalIpsSettings::default(), "externalIPs";
     }
 }
 
@@ -85,6 +89,13 @@ section! {
     /// Events in the cluster.
     EventsSettings {
         enabled: bool = true, "enabled", keep_zero;
+    }
+}
+
+section! {
+    /// External IPs of Services.
+    ExternalIpsSettings {
+        allowed_cidrs: Vec<String> = Vec::new(), "allowedCIDRs";
     }
 }
 
@@ -123,8 +134,23 @@ impl SettingsDocument {
             iptables_variant: typed(decoder, "iptables.variant", &self.iptables.variant, variant)
                 .unwrap_or(IptablesVariant::Auto),
             events_enabled: self.events.enabled,
+            external_ip_ranges: cidrs(
+                decoder,
+                "externalIPs.allowedCIDRs",
+                &self.external_ips.allowed_cidrs,
+            ),
         }
     }
+}
+
+fn cidrs(decoder: &mut Decoder, field: &str, texts: &[String]) -> Vec<Cidr> {
+    let allowed = "a CIDR like \"192.168.0.0/16\" or \"fd00::/48\"";
+    let texts = texts.iter().enumerate();
+    texts
+        .filter_map(|(index, text)| {
+            checked(decoder, &format!("{field}[{index}]"), text, parse_cidr(text), allowed)
+        })
+        .collect()
 }
 
 fn typed<T: std::str::FromStr>(
@@ -133,7 +159,17 @@ fn typed<T: std::str::FromStr>(
     text: &str,
     allowed: &str,
 ) -> Option<T> {
-    let value = text.parse().ok();
+    checked(decoder, field, text, text.parse().ok(), allowed)
+}
+
+/// Hands the value on; says so if there is none because the text is not allowed.
+fn checked<T>(
+    decoder: &mut Decoder,
+    field: &str,
+    text: &str,
+    value: Option<T>,
+    allowed: &str,
+) -> Option<T> {
     if value.is_none() {
         let place = decoder.lines.get(field).map(|line| decoder.place(*line));
         decoder.errors.push(ConfigError::Field {
@@ -153,6 +189,7 @@ impl Default for Settings {
             nftables_driver: NftablesDriver::Netlink,
             iptables_variant: IptablesVariant::Auto,
             events_enabled: true,
+            external_ip_ranges: Vec::new(),
         }
     }
 }
@@ -160,12 +197,15 @@ impl Default for Settings {
 impl Settings {
     /// The document that says this.
     #[must_use]
-    pub fn to_json(self) -> serde_json::Value {
+    pub fn to_json(&self) -> serde_json::Value {
         SettingsDocument {
             config_change: self.config_change.to_string(),
             nftables: NftablesSettings { driver: self.nftables_driver.to_string() },
             iptables: IptablesSettings { variant: self.iptables_variant.to_string() },
             events: EventsSettings { enabled: self.events_enabled },
+            external_ips: ExternalIpsSettings {
+                allowed_cidrs: self.external_ip_ranges.iter().map(ToString::to_string).collect(),
+            },
             ..SettingsDocument::default()
         }
         .to_json()

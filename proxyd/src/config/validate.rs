@@ -146,7 +146,7 @@ pub(super) fn check(
         conntrack: conntrack(&document.conntrack),
         config_sync_period: document.config_sync_period.to_std(),
         feature_gates,
-        settings: draft.settings,
+        settings: draft.settings.clone(),
         document: draft.into_document(mode),
     }
 }

@@ -74,3 +74,22 @@ fn events_are_written_unless_switched_off() {
     let refused = errors(load_with(&both("events: {enabled: 'no'}"), &[]));
     assert!(refused[0].contains("events.enabled: \"no\""), "{refused:?}");
 }
+
+#[test]
+fn known_failure_69_ranges_for_external_ips_are_taken_or_refused() {
+    let ranges = "externalIPs: {allowedCIDRs: [192.0.2.0/24, '2001:db8::/64']}";
+    let config = load_with(&both(ranges), &[]).unwrap().config;
+    let texts = config.settings.external_ip_ranges.iter().map(ToString::to_string);
+    assert_eq!(texts.collect::<Vec<_>>(), ["192.0.2.0/24", "2001:db8::/64"]);
+    let again = load_with(&write_config(&config), &[]).unwrap().config;
+    assert_eq!(again.settings, config.settings);
+    // A range that cannot be read must not leave every address open.
+    let refused = errors(load_with(&both(&ranges.replace("/24", "/240")), &[]));
+    assert_eq!(
+        refused,
+        [
+            "f.yaml:7: externalIPs.allowedCIDRs[0]: \"192.0.2.0/240\" is not allowed: must be a CIDR \
+             like \"192.168.0.0/16\" or \"fd00::/48\""
+        ]
+    );
+}
