@@ -1,6 +1,10 @@
 //! What the kernel says that it changed.
 
+use std::io;
+use std::time::{Duration, Instant};
+
 use node_sys::netlink::{Event, Listener, NetlinkError, Protocol};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// `NFNLGRP_NFTABLES` (`linux/netfilter/nfnetlink.h`).
 const GROUP_NFTABLES: u32 = 7;
@@ -51,5 +55,38 @@ impl Announcements {
             }
         }
         Ok(complete.then_some(announced))
+    }
+
+    /// Waits for the end of the transaction of which a message holds these bytes; returns all that
+    /// was announced until then. An error once `limit` has passed, or if something was lost.
+    pub fn until(&mut self, needle: &[u8], limit: Duration) -> io::Result<Announced> {
+        let end = Instant::now() + limit;
+        let mut announced = Announced::default();
+        let mut found = false;
+        loop {
+            while let Some(event) = self.listener.next_event().map_err(io::Error::other)? {
+                let Event::Messages(messages) = event else {
+                    return Err(io::Error::other("announcements were lost"));
+                };
+                for message in messages {
+                    if message.command() != NEW_GENERATION {
+                        announced.messages += 1;
+                        announced.bytes += message.payload.len();
+                        found |= message.payload.windows(needle.len()).any(|it| it == needle);
+                        continue;
+                    }
+                    announced.transactions += 1;
+                    if found {
+                        return Ok(announced);
+                    }
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let left = Timespec::try_from(left).map_err(io::Error::other)?;
+            poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&left))?;
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! | [`announced`] | what the kernel says that it changed |
 //! | [`latency`](../latency/index.html) | binary: from event to committed, through the driver |
 //! | [`memory`](../memory/index.html) | binary: resident memory after each step |
+//! | [`program`](../program/index.html) | binary: the program itself, with a pretended API server |
 //!
 //! `BENCHMARKS.md` says how to run them and how to read what they print.
 
