@@ -17,6 +17,7 @@
 //! | [`process`] | what this process uses of the machine |
 //! | [`program`] | running programs of the system |
 //! | [`xtables`] | how the tables of ip_tables and ip6_tables stand |
+//! | [`worker`] | further processes of this program |
 //!
 //! Only the private module `sys` contains `unsafe` code.
 
@@ -31,3 +32,4 @@ pub mod program;
 mod sys;
 pub mod sysctl;
 pub mod xtables;
+pub mod worker;

@@ -1,9 +1,9 @@
-//! Network namespaces of the calling thread.
+//! Network namespaces of the calling thread, and the user namespace that makes them possible.
 //!
 //! A namespace belongs to a thread, and so do sockets to the namespace their thread was in when
 //! it opened them. Enter a namespace on a thread of its own, and before building a runtime.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic;
@@ -29,6 +29,12 @@ pub enum NamespaceError {
     /// A new namespace was refused.
     #[error("create network namespace")]
     Create(#[source] io::Error),
+    /// A new user namespace was refused.
+    #[error("create user namespace")]
+    CreateUser(#[source] io::Error),
+    /// The user could not be made root of the new user namespace.
+    #[error("map this user to root in the new user namespace")]
+    MapUser(#[source] io::Error),
     /// The thread could not move.
     #[error("enter network namespace")]
     Enter(#[source] io::Error),
@@ -47,13 +53,30 @@ impl NamespaceError {
     /// Whether the privilege (`CAP_SYS_ADMIN`) is missing.
     pub fn is_permission(&self) -> bool {
         match self {
-            Self::Create(source) | Self::Enter(source) | Self::Current(source) => {
-                source.kind() == io::ErrorKind::PermissionDenied
-            }
+            Self::Create(source)
+            | Self::CreateUser(source)
+            | Self::MapUser(source)
+            | Self::Enter(source)
+            | Self::Current(source) => source.kind() == io::ErrorKind::PermissionDenied,
             Self::Loopback(source) => source.is_permission(),
             Self::Thread(_) => false,
         }
     }
+}
+
+/// Moves the process into a new user namespace, in which its user is root and may make network
+/// namespaces (user_namespaces(7)). Outside it gains nothing.
+///
+/// Only a process with a single thread can move. Some systems refuse it to ordinary users.
+pub fn enter_new_user_namespace() -> Result<(), NamespaceError> {
+    let user = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getegid().as_raw();
+    sys::unshare_user().map_err(NamespaceError::CreateUser)?;
+    let map = |file: &str, text: &str| fs::write(file, text).map_err(NamespaceError::MapUser);
+    // Without this nobody but a privileged parent may map groups.
+    map("/proc/self/setgroups", "deny")?;
+    map("/proc/self/uid_map", &format!("0 {user} 1"))?;
+    map("/proc/self/gid_map", &format!("0 {group} 1"))
 }
 
 /// Moves the calling thread into a new network namespace whose loopback interface is up.

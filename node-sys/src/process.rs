@@ -7,6 +7,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::sys;
+
 /// What this process uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -57,6 +59,40 @@ pub fn usage() -> io::Result<Usage> {
     })
 }
 
+/// What was used so far, to the microsecond, by this process and by those of its children that
+/// have ended and were waited for (getrusage(2)).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Time on a processor, in user and kernel mode.
+    pub cpu: Duration,
+    /// The most memory that one child ever occupied; 0 without children.
+    pub largest_child_bytes: u64,
+}
+
+/// Reads what was used so far.
+pub fn spent() -> io::Result<Spent> {
+    let own = sys::resources_used(libc::RUSAGE_SELF)?;
+    let children = sys::resources_used(libc::RUSAGE_CHILDREN)?;
+    let times = [own.ru_utime, own.ru_stime, children.ru_utime, children.ru_stime];
+    let kib = u64::try_from(children.ru_maxrss).unwrap_or(0);
+    Ok(Spent {
+        cpu: times.into_iter().map(span).sum(),
+        largest_child_bytes: kib.saturating_mul(1024),
+    })
+}
+
+/// A span of time; the kernel gives none that is negative.
+fn span(time: libc::timeval) -> Duration {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let micros = u64::try_from(time.tv_usec).unwrap_or(0);
+    Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros))
+}
+
+/// Lets the kernel kill this process as soon as the thread that started it is gone (prctl(2)).
+pub fn end_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?)
+}
+
 fn parse_stat(stat: &str, ticks: u64, page_size: u64) -> Option<Usage> {
     // The second field is the name in parentheses, which may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -99,6 +135,16 @@ mod tests {
                       unlimited  bytes\nMax open files  1024  4096  files\n";
         assert_eq!(parse_limit(limits, "Max open files"), Some(1024));
         assert_eq!(parse_limit(limits, "Max address space"), None);
+    }
+
+    #[test]
+    fn what_a_child_used_is_counted_once_it_has_ended() {
+        let before = spent().unwrap();
+        let status = Command::new("sh").args(["-c", ":"]).status().unwrap();
+        let after = spent().unwrap();
+        assert!(status.success());
+        assert!(after.cpu > before.cpu);
+        assert!(after.largest_child_bytes > 0);
     }
 
     #[test]

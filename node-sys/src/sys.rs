@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 #[cfg(feature = "tokio")]
@@ -81,6 +82,23 @@ pub(crate) fn unshare_network() -> io::Result<()> {
     // SAFETY: `CLONE_NEWNET` changes only the thread's network namespace: no memory, signal
     // handler or file descriptor table is affected.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// Moves the process, which must have one thread, into a new user namespace.
+pub(crate) fn unshare_user() -> io::Result<()> {
+    // SAFETY: `CLONE_NEWUSER` changes only credentials: no memory, signal handler or file
+    // descriptor table is affected. The kernel refuses it to a process with several threads.
+    check(unsafe { libc::unshare(libc::CLONE_NEWUSER) })
+}
+
+/// What this process has used (`RUSAGE_SELF`), or those of its children that have ended and were
+/// waited for, with theirs (`RUSAGE_CHILDREN`).
+pub(crate) fn resources_used(who: libc::c_int) -> io::Result<libc::rusage> {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage` to a live local variable of that type.
+    check(unsafe { libc::getrusage(who, usage.as_mut_ptr()) })?;
+    // SAFETY: all bytes are initialised, and every bit pattern of its integers is valid.
+    Ok(unsafe { usage.assume_init() })
 }
 
 /// Registers a listener with the current reactor, for reading.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::ab::{self, AbArgs, WorkerArgs};
 use crate::config::{self, Flags, Loaded};
 use crate::render::{self, RenderArgs};
 use crate::{logging, run};
@@ -30,6 +31,11 @@ enum Command {
     /// Show what would be programmed on this node, with nothing touched.
     #[command(args_override_self = true)]
     Render(Box<RenderArgs>),
+    /// Compare the modes on this machine, in namespaces of their own, with nothing touched.
+    Ab(AbArgs),
+    /// One side of `ab`.
+    #[command(name = ab::WORKER_COMMAND, hide = true)]
+    AbWorker(WorkerArgs),
     /// Remove everything that proxyd has programmed on this node.
     #[command(args_override_self = true)]
     Cleanup(Box<Flags>),
@@ -62,6 +68,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
             let loaded = load_and_log(&arguments.flags)?;
             render::render(&loaded, &arguments)
         }
+        Command::Ab(arguments) => ab::run(&arguments),
+        Command::AbWorker(arguments) => ab::work(&arguments),
         Command::Cleanup(flags) => run::cleanup(&load(&flags)?.config),
     }
 }

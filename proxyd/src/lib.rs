@@ -3,6 +3,7 @@
 //! This crate is wiring: it reads flags and configuration, picks a source of objects and a kernel
 //! backend, serves health, and handles signals. What Services mean is in `proxy-core`.
 
+pub mod ab;
 pub mod cli;
 pub mod config;
 pub mod events;

@@ -97,10 +97,10 @@ fn table_stands(reader: &Reader, table: Table) -> io::Result<Standing> {
 
 fn difference(table: Table, old: &Standing, new: &Standing) -> Option<String> {
     let (table, was, is) = (table.as_str(), old.outline.entries(), new.outline.entries());
-    if was != is {
-        Some(format!("table {table} has {is} entries instead of {was}"))
-    } else {
+    if was == is {
         (old != new).then(|| format!("rules of table {table} replaced"))
+    } else {
+        Some(format!("table {table} has {is} entries instead of {was}"))
     }
 }
 
