@@ -1,6 +1,6 @@
 //! The course of a comparison.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use node_sys::host;
@@ -36,8 +36,9 @@ pub(super) fn hold(arguments: &AbArgs, contenders: &[Contender]) -> anyhow::Resu
         }
     }
     drop(progress);
-    let (rounds, slice) = plan(arguments.duration.to_std(), sides.len());
-    take_turns(&mut sides, &mut not_measured, rounds, slice);
+    let time = arguments.duration.to_std();
+    let (rounds, slice) = plan(time, sides.len());
+    let rounds = take_turns(&mut sides, &mut not_measured, (rounds, slice), time);
     let modes: Vec<_> = sides.iter().map(|side| side.samples.result(side.name)).collect();
     Ok(Report {
         setup: Setup {
@@ -69,16 +70,20 @@ fn plan(time: Duration, sides: usize) -> (u32, Duration) {
 }
 
 /// Lets each side have its slices, beginning with another one each round. A side that fails is
-/// left out from then on.
+/// left out from then on. Ends early when single changes take so long that the time is over.
+/// Returns the number of rounds.
 fn take_turns(
     sides: &mut Vec<Side>,
     not_measured: &mut Vec<NotMeasured>,
-    rounds: u32,
-    slice: Duration,
-) {
+    (rounds, slice): (u32, Duration),
+    time: Duration,
+) -> u32 {
+    let start = Instant::now();
+
     let per_round = sides.len() * Activity::ALL.len();
     let mut progress = Progress::new(per_round * usize::try_from(rounds).unwrap_or(usize::MAX));
-    for _ in 0..rounds {
+    let mut done = 0;
+    while done < rounds && (done < MIN_ROUNDS || start.elapsed() < time) {
         for activity in Activity::ALL {
             let mut index = 0;
             while let Some(side) = sides.get_mut(index) {
@@ -96,8 +101,10 @@ fn take_turns(
         if !sides.is_empty() {
             sides.rotate_left(1);
         }
+        done += 1;
     }
     sides.sort_by_key(|side| side.place);
+    done
 }
 
 /// One side, and what is known of it.

@@ -9,6 +9,7 @@ mod cluster;
 mod contender;
 mod contest;
 mod figures;
+mod html;
 mod progress;
 mod protocol;
 mod recommend;
@@ -18,13 +19,16 @@ mod traffic;
 mod worker;
 mod world;
 
+use std::fs;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 pub use contender::Contender;
 pub use figures::{Figure, Metric, ModeResult};
+pub use html::render as render_html;
 pub use recommend::{Recommendation, recommend};
 pub use report::{LIMITS, NotMeasured, Report, Setup};
 pub use text::render as render_text;
@@ -55,6 +59,9 @@ pub struct AbArgs {
     /// How to show the result.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     pub output: Output,
+    /// Write the result to this file too, as a page with charts.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 impl AbArgs {
@@ -92,6 +99,10 @@ pub fn run(arguments: &AbArgs) -> anyhow::Result<()> {
         Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
     };
     std::io::stdout().write_all(text.as_bytes()).context("failed to write the report")?;
+    if let Some(file) = &arguments.html {
+        fs::write(file, render_html(&report))
+            .with_context(|| format!("failed to write {}", file.display()))?;
+    }
     ensure!(!report.modes.is_empty(), "no mode could be measured");
     Ok(())
 }
