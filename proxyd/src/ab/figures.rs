@@ -58,12 +58,12 @@ impl Metric {
     pub fn title(self) -> (&'static str, &'static str) {
         match self {
             Self::ProgramMs => ("program everything", "ms"),
-            Self::ProgramCpuMs => ("its CPU", "ms"),
+            Self::ProgramCpuMs => ("programming, CPU", "ms"),
             Self::ResidentMib => ("resident memory", "MiB"),
             Self::LargestChildMib => ("largest child process", "MiB"),
             Self::ChangeP50Ms => ("one change, p50", "ms"),
             Self::ChangeP99Ms => ("one change, p99", "ms"),
-            Self::ChangeCpuMs => ("its CPU, mean", "ms"),
+            Self::ChangeCpuMs => ("one change, CPU", "ms"),
             Self::ConnectP50Us => ("connect, p50", "µs"),
             Self::ConnectP99Us => ("connect, p99", "µs"),
             Self::ConnectsPerS => ("connections", "1/s"),

@@ -38,7 +38,7 @@ pub fn recommend(modes: &[ModeResult]) -> Option<Recommendation> {
         )
     } else if quick.len() == 1 {
         format!(
-            "connections through it are the quickest by far: {}",
+            "its connections are quicker than all others by more than 15 %: {}",
             of(chosen, connect(chosen), "µs")
         )
     } else {
@@ -89,7 +89,11 @@ mod tests {
 
     #[test]
     fn much_quicker_connections_decide() {
-        check(&[mode("a", 30.0, 9.0), mode("b", 40.0, 0.1)], "a", &["quickest by far", "b 40 µs"]);
+        check(
+            &[mode("a", 30.0, 9.0), mode("b", 40.0, 0.1)],
+            "a",
+            &["by more than 15 %: a 30 µs", "b 40 µs"],
+        );
     }
 
     #[test]

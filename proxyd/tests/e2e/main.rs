@@ -3,6 +3,7 @@
 //! Without the privilege to make network namespaces the tests say so and do nothing; with `CI` set
 //! they fail instead. Figures that are measured are printed (`--nocapture` shows them).
 
+mod ab;
 mod bad_input;
 mod cluster;
 mod events;
