@@ -1,6 +1,6 @@
 //! The process of one contender: its node, its rules, its traffic.
 
-use std::io::{BufRead, Write};
+use std::io::{BufRead as _, ErrorKind, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,11 @@ pub fn work(arguments: &WorkerArgs) -> anyhow::Result<()> {
         let request: Request = serde_json::from_str(&line?)?;
         let answer = answer(&mut node, contender, cluster, request)
             .unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
-        writeln!(std::io::stdout(), "{}", serde_json::to_string(&answer)?)?;
+        match writeln!(std::io::stdout(), "{}", serde_json::to_string(&answer)?) {
+            // Whoever asked has ended meanwhile.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
     }
     Ok(())
 }

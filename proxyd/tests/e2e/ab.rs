@@ -25,7 +25,7 @@ fn host() -> Result<Option<Netns>> {
         return Ok(None);
     }
     let host = Netns::with_loopback()?;
-    host.nft("table ip proxyd { chain services { counter } }\n")?;
+    host.nft("table ip proxyd { chain services { counter; }; }\n")?;
     Ok(Some(host))
 }
 
