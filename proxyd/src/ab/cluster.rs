@@ -36,18 +36,18 @@ pub(super) struct Port {
     name: &'static str,
     protocol: &'static str,
     /// Which clients dial.
-    pub(super) port: u16,
+    pub(super) number: u16,
     /// Where servers listen.
     pub(super) target: u16,
 }
 
 /// The port that every Service has.
-pub(super) const HTTP: Port = Port { name: "http", protocol: "TCP", port: 80, target: 8080 };
+pub(super) const HTTP: Port = Port { name: "http", protocol: "TCP", number: 80, target: 8080 };
 /// For the long flow.
-pub(super) const BULK: Port = Port { name: "bulk", protocol: "TCP", port: 81, target: 8081 };
+pub(super) const BULK: Port = Port { name: "bulk", protocol: "TCP", number: 81, target: 8081 };
 /// For datagrams.
 pub(super) const DATAGRAMS: Port =
-    Port { name: "datagrams", protocol: "UDP", port: 82, target: 8082 };
+    Port { name: "datagrams", protocol: "UDP", number: 82, target: 8082 };
 
 /// Services of type `ClusterIP` with one port and the same number of endpoints each, and one more
 /// for the flows that are measured.
@@ -127,7 +127,7 @@ fn service_port(port: &Port) -> ServicePort {
     ServicePort {
         name: port.name.to_owned(),
         protocol: Some(port.protocol.to_owned()),
-        port: port.port.into(),
+        port: port.number.into(),
         node_port: 0,
     }
 }
@@ -229,6 +229,6 @@ mod tests {
         assert_eq!(Cluster::address(MAX_SERVICES), Ipv4Addr::new(172, 19, 13, 65));
         let last = FIRST_SPARE + SPARE_STEP + MAX_SERVICES;
         assert!(offset(Ipv4Addr::new(10, 0, 0, 0), last) < CLIENT);
-        assert!(MAX_SERVICES < SPARE_STEP);
+        const { assert!(MAX_SERVICES < SPARE_STEP) };
     }
 }

@@ -170,7 +170,7 @@ mod tests {
         };
         check(30, 3, (10, Duration::from_millis(250)));
         check(60, 1, (60, Duration::from_millis(250)));
-        check(3, 4, (3, Duration::from_nanos(62_500_000)));
+        check(3, 4, (3, Duration::from_micros(62_500)));
         // Without sides nothing is done.
         assert!(plan(Duration::from_secs(1), 0).0 >= MIN_ROUNDS);
     }

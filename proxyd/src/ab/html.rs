@@ -26,8 +26,10 @@ pub fn render(report: &Report) -> String {
     );
     if let Some(it) = &report.recommendation {
         let (mode, reason) = (escape(&it.mode), escape(&it.reason));
-        page +=
-            &format!("<p class=\"advice\"><strong>Recommended: {mode}</strong>: {reason}.</p>\n");
+        let _infallible = writeln!(
+            page,
+            "<p class=\"advice\"><strong>Recommended: {mode}</strong>: {reason}.</p>"
+        );
     }
     if !report.modes.is_empty() {
         page += "<div class=\"charts\">\n";
@@ -95,7 +97,7 @@ fn table(report: &Report) -> String {
     html += "</tr>\n";
     for metric in Metric::ALL {
         let (title, unit) = metric.title();
-        html += &format!("<tr><th>{title}, {unit}</th>");
+        let _infallible = write!(html, "<tr><th>{title}, {unit}</th>");
         let cells = report.modes.iter().map(|mode| cell(mode.figure(metric)));
         html.extend(cells.map(|cell| format!("<td>{cell}</td>")));
         html += "</tr>\n";

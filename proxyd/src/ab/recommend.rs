@@ -53,7 +53,7 @@ pub fn recommend(modes: &[ModeResult]) -> Option<Recommendation> {
     };
     if !slow.is_empty() {
         let slow: Vec<_> = slow.iter().map(|mode| of(mode, connect(mode), "µs")).collect();
-        reason += &format!("; slower to connect: {}", slow.join(", "));
+        reason = format!("{reason}; slower to connect: {}", slow.join(", "));
     }
     Some(Recommendation { mode: chosen.mode.clone(), reason })
 }

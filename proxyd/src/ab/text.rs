@@ -89,7 +89,7 @@ fn group(digits: &str) -> String {
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
         let left = digits.len() - place;
-        if place > 0 && left % 3 == 0 {
+        if place > 0 && left.is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

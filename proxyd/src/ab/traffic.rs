@@ -68,7 +68,7 @@ pub(super) fn connect(cluster: Cluster, turn: &mut u64, time: Duration) -> anyho
     let mut nanos = Vec::new();
     let start = Instant::now();
     while nanos.is_empty() || (start.elapsed() < time && nanos.len() < MAX_CONNECTIONS) {
-        let service = SocketAddrV4::new(Cluster::address(cluster.pick(*turn)), HTTP.port);
+        let service = SocketAddrV4::new(Cluster::address(cluster.pick(*turn)), HTTP.number);
         *turn += 1;
         let (_socket, took) = dial(service)?;
         nanos.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
@@ -84,7 +84,7 @@ pub(super) fn send_datagrams(
     arrived: &Arrived,
     time: Duration,
 ) -> anyhow::Result<Sample> {
-    let service = SocketAddrV4::new(Cluster::address(cluster.probe()), DATAGRAMS.port);
+    let service = SocketAddrV4::new(Cluster::address(cluster.probe()), DATAGRAMS.number);
     let socket = bind(Type::DGRAM, client())?;
     socket.connect(&service.into())?;
     let before = arrived.datagrams.load(Ordering::Relaxed);
@@ -105,7 +105,7 @@ pub(super) fn stream(
     arrived: &Arrived,
     time: Duration,
 ) -> anyhow::Result<Sample> {
-    let service = SocketAddrV4::new(Cluster::address(cluster.probe()), BULK.port);
+    let service = SocketAddrV4::new(Cluster::address(cluster.probe()), BULK.number);
     let mut stream = TcpStream::from(dial(service)?.0);
     stream.set_write_timeout(Some(PATIENCE))?;
     let buffer = vec![0; BUFFER];
