@@ -27,7 +27,7 @@ const MIN_ROUNDS: u32 = 3;
 pub(super) fn hold(arguments: &AbArgs, contenders: &[Contender]) -> anyhow::Result<Report> {
     let mut not_measured = Vec::new();
     let mut sides = Vec::new();
-    let mut progress = Progress::new(2 * contenders.len());
+    let mut progress = Progress::new(contenders.len());
     for (place, contender) in contenders.iter().enumerate() {
         progress.begin(&format!("{}: programming", contender.name));
         match Side::start(*contender, place, arguments) {
@@ -83,7 +83,8 @@ fn take_turns(
     let per_round = sides.len() * Activity::ALL.len();
     let mut progress = Progress::new(per_round * usize::try_from(rounds).unwrap_or(usize::MAX));
     let mut done = 0;
-    while done < rounds && (done < MIN_ROUNDS || start.elapsed() < time) {
+    let goes_on = |done| done < rounds && (done < MIN_ROUNDS || start.elapsed() < time);
+    while !sides.is_empty() && goes_on(done) {
         for activity in Activity::ALL {
             let mut index = 0;
             while let Some(side) = sides.get_mut(index) {
@@ -98,9 +99,8 @@ fn take_turns(
                 }
             }
         }
-        if !sides.is_empty() {
-            sides.rotate_left(1);
-        }
+        let shift = sides.len().min(1);
+        sides.rotate_left(shift);
         done += 1;
     }
     sides.sort_by_key(|side| side.place);

@@ -89,6 +89,7 @@ impl Node {
         process::end_with_parent()?;
         let config = contender.config()?;
         tables::check(&config, &[FAMILY])?;
+        tables::prepare(&config)?;
         Ok(Self {
             arrived: traffic::serve(&world).context("failed to start servers")?,
             world,
