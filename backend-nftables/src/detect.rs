@@ -14,6 +14,9 @@ use crate::model::{Key, Rule, RuleSpec};
 use crate::table::netlink_error;
 use crate::wire::Writer;
 
+/// Number of the trial's message that makes its table.
+const TABLE: u32 = 1;
+
 /// Names of the table that is tried, which never comes to exist, and of one whose deletion fails,
 /// so that nothing of the trial is kept. Nobody else has tables of these names.
 fn names() -> (String, String) {
@@ -32,11 +35,8 @@ pub fn detect(config: &TableConfig) -> Result<(), TableError> {
     match socket.commit(&mut batch) {
         Err(BatchError::Rejected { errors, .. }) => {
             // The last message is the one that has to fail.
-            let missing: Vec<String> = errors
-                .iter()
-                .filter(|error| error.sequence != batch.count())
-                .map(|error| describe(error, &trial.features))
-                .collect();
+            let errors = errors.iter().filter(|error| error.sequence != batch.count());
+            let missing = missing(errors, &trial.features);
             if missing.is_empty() {
                 return Ok(());
             }
@@ -70,6 +70,23 @@ pub fn detect(config: &TableConfig) -> Result<(), TableError> {
             })
         }
     }
+}
+
+/// What the kernel lacks, each thing once. In a table that could not be made nothing else can be:
+/// then the table is all there is to tell.
+fn missing<'a>(
+    errors: impl Iterator<Item = &'a KernelError> + Clone,
+    features: &[String],
+) -> Vec<String> {
+    let table = errors.clone().find(|error| error.sequence == TABLE);
+    let told = table.into_iter().chain(errors.filter(|_| table.is_none()));
+    let mut missing = Vec::new();
+    for line in told.map(|error| describe(error, features)) {
+        if !missing.contains(&line) {
+            missing.push(line);
+        }
+    }
+    missing
 }
 
 fn describe(error: &KernelError, features: &[String]) -> String {
@@ -161,4 +178,33 @@ fn features_of(rule: &RuleSpec) -> String {
         .collect();
     features.dedup();
     if features.is_empty() { "basic rules".to_owned() } else { features.join(" or ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(refused: &[u32], expected: &[&str]) {
+        let features = ["tables", "chains", "chains", "connection tracking"].map(str::to_owned);
+        let errors: Vec<_> = refused
+            .iter()
+            .map(|sequence| KernelError {
+                errno: 2,
+                message: None,
+                offset: None,
+                sequence: *sequence,
+            })
+            .collect();
+        let missing = missing(errors.iter(), &features);
+        let names = missing.iter().map(|line| line.split(" (").next().unwrap_or_default());
+        assert_eq!(names.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn each_lack_is_named_once_and_without_what_follows_from_it() {
+        check(&[], &[]);
+        check(&[2, 3, 4], &["chains", "connection tracking"]);
+        check(&[1, 2, 3, 4], &["tables"]);
+        check(&[9], &["an unknown feature"]);
+    }
 }
