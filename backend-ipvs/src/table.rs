@@ -328,9 +328,11 @@ impl IpvsTable {
     }
 
     fn unbind(&mut self, addresses: &[IpAddr]) -> Result<(), TableError> {
-        let Some(link) = self.links.index(DEVICE).filter(|_| !addresses.is_empty()) else {
+        // Asking for a link that does not exist makes the kernel start modprobe.
+        if addresses.is_empty() {
             return Ok(());
-        };
+        }
+        let Some(link) = self.links.index(DEVICE) else { return Ok(()) };
         let operation = format!("remove addresses from {DEVICE}");
         let refused = self
             .links
