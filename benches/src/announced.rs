@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use node_sys::netlink::{Event, Listener, NetlinkError, Protocol};
+use node_sys::netlink::{Event, Listener, Message, NetlinkError, Protocol};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// `NFNLGRP_NFTABLES` (`linux/netfilter/nfnetlink.h`).
@@ -29,6 +29,20 @@ pub struct Announced {
     pub bytes: usize,
 }
 
+impl Announced {
+    /// Counts a message; returns whether it ends a transaction.
+    fn count(&mut self, message: &Message<'_>) -> bool {
+        let ends = message.command() == NEW_GENERATION;
+        if ends {
+            self.transactions += 1;
+        } else {
+            self.messages += 1;
+            self.bytes += message.payload.len();
+        }
+        ends
+    }
+}
+
 impl Announcements {
     /// Listens in the namespace that the calling thread is in.
     pub fn listen() -> Result<Self, NetlinkError> {
@@ -46,12 +60,7 @@ impl Announcements {
                 continue;
             };
             for message in messages {
-                if message.command() == NEW_GENERATION {
-                    announced.transactions += 1;
-                } else {
-                    announced.messages += 1;
-                    announced.bytes += message.payload.len();
-                }
+                announced.count(&message);
             }
         }
         Ok(complete.then_some(announced))
@@ -68,17 +77,13 @@ impl Announcements {
                 let Event::Messages(messages) = event else {
                     return Err(io::Error::other("announcements were lost"));
                 };
-                for message in messages {
-                    if message.command() != NEW_GENERATION {
-                        announced.messages += 1;
-                        announced.bytes += message.payload.len();
-                        found |= message.payload.windows(needle.len()).any(|it| it == needle);
-                        continue;
-                    }
-                    announced.transactions += 1;
-                    if found {
-                        return Ok(announced);
-                    }
+                let is_end = |message: Message<'_>| {
+                    let ends = announced.count(&message);
+                    found |= message.payload.windows(needle.len()).any(|it| it == needle);
+                    ends && found
+                };
+                if messages.into_iter().any(is_end) {
+                    return Ok(announced);
                 }
             }
             let left = end.saturating_duration_since(Instant::now());

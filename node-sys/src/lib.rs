@@ -31,5 +31,5 @@ pub mod process;
 pub mod program;
 mod sys;
 pub mod sysctl;
-pub mod xtables;
 pub mod worker;
+pub mod xtables;

@@ -17,7 +17,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Error, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use testbed::cases::{Case, Mode, Need, folder, load};
+use testbed::cases::{Case, Mode, folder, load};
 use testbed::conformance::{Flavour, Origin, Subject, missing_need, run};
 use testbed::netns::missing_privilege;
 use testbed::uml::{self, GuestTest};
@@ -61,7 +61,7 @@ fn trials() -> Result<Vec<Trial>> {
                 let origin = subject.origin();
                 let name = format!("{flavour}::{origin}::{}::{}", case.feature, case.name);
                 let play = move || play(&played, flavour, &subject, missing.as_ref().as_ref());
-                if wants_guest(&case, flavour) {
+                if wants_guest(flavour) {
                     in_guest.push(GuestTest::new(name, play));
                 } else if !uml::is_guest() {
                     here.push(Trial::ignorable_test(name, play));
@@ -73,15 +73,9 @@ fn trials() -> Result<Vec<Trial>> {
     Ok(here)
 }
 
-/// Whether the host's kernel is not expected to have what the case needs.
-fn wants_guest(case: &Case, flavour: Flavour) -> bool {
-    match flavour {
-        Flavour::Mode(Mode::Ipvs) => true,
-        Flavour::Mode(Mode::Iptables) | Flavour::Iptables("legacy") => {
-            case.needs.contains(&Need::Sctp)
-        }
-        Flavour::Mode(Mode::Nftables) | Flavour::Iptables(_) => false,
-    }
+/// Whether only the guest's kernel has what the mode needs.
+fn wants_guest(flavour: Flavour) -> bool {
+    flavour.mode() == Mode::Ipvs
 }
 
 /// The program, once for each origin of objects that is asked for.

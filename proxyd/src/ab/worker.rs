@@ -107,7 +107,7 @@ impl Node {
         let start = Instant::now();
         let mut store = Store::new(tables::options(&self.config)?);
         self.cluster.lists().for_each(|event| store.apply(event));
-        let table = tables::table(&self.config, FAMILY, store.detector(FAMILY))?;
+        let table = tables::table(&self.config, FAMILY, store.detector(FAMILY))?.table;
         let (store, table) = self.programmed.insert((store, table));
         sync(&self.runtime, store, table.as_mut())?;
         let time = start.elapsed();

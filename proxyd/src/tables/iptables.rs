@@ -62,7 +62,7 @@ pub(super) fn unused_tables(
 ) -> anyhow::Result<Vec<Box<dyn TableSync>>> {
     let chosen = tool(settings, family)?.variant();
     let others = Tool::all(family)?.into_iter().filter(|tool| tool.variant() != chosen);
-    others.map(|tool| table(settings, family, None, tool)).collect()
+    others.map(|tool| Ok(table(settings, family, None, tool)?.table)).collect()
 }
 
 /// What the rules of a family depend on.

@@ -1,5 +1,7 @@
 //! Death at any moment and a new start cost nothing.
 
+use std::io::Write as _;
+
 use anyhow::{Result, ensure};
 use testbed::Place;
 use testbed::dial::{Outcome, ask, bind_datagram, connect};
@@ -65,10 +67,11 @@ fn killed_amid_changes(flavour: Flavour) -> Result<()> {
     let kept = matches!(&spoken, Outcome::Answered(answer) if answer.backend == first.backend);
     ensure!(kept, "the connection of the beginning: {spoken:?}, before {first:?}");
     let report = stop(traffic)?;
-    eprintln!(
+    writeln!(
+        std::io::stderr(),
         "{flavour:?}: {ROUNDS} deaths among {number} changes: 0 of {} connections failed",
         report.tried
-    );
+    )?;
     ensure!(report.backends.len() == 3, "{report:?}");
 
     // What is there is what a start from nothing makes of the same objects.

@@ -39,7 +39,7 @@ pub struct Recipe {
     pub node_port: bool,
     /// Number of load-balancer IPs.
     pub balancers: u8,
-    /// Which of [`ranges`] the load-balancer IPs admit; all sources, if none.
+    /// Which of its family's ranges the load-balancer IPs admit; all sources, if none.
     pub ranges: BTreeSet<u8>,
 }
 
