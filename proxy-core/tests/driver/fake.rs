@@ -89,8 +89,8 @@ pub(crate) struct Kernel {
     pub(crate) refuses: BTreeSet<String>,
     /// Every commit fails.
     pub(crate) is_broken: bool,
-    /// Somebody else holds the lock: every commit fails.
-    pub(crate) is_locked: bool,
+    /// Every commit fails like this.
+    pub(crate) fails_as: Option<TableErrorKind>,
     /// This many commits do all that is asked for, and then fail nevertheless.
     pub(crate) mute_for: usize,
     /// How long a commit takes.
@@ -209,8 +209,8 @@ impl Kernel {
         if self.is_broken {
             return Err(error(TableErrorKind::Transient, "write").with_source("out of order"));
         }
-        if self.is_locked {
-            return Err(error(TableErrorKind::Busy, "write").with_source("locked"));
+        if let Some(kind) = self.fails_as {
+            return Err(error(kind, "write"));
         }
         for change in &delta.changes {
             let (Change::Add { key, rule } | Change::Replace { key, new: rule, .. }) = change

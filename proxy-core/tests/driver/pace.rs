@@ -8,6 +8,7 @@ use std::time::Duration;
 use proxy_core::address::IpFamily;
 use proxy_core::driver::DriverEvent;
 use proxy_core::event::{Object, SourceEvent};
+use proxy_core::table::TableErrorKind;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Spec, cluster, list, objects, steps};
@@ -130,11 +131,11 @@ fn known_failure_28_a_change_waits_no_longer_than_a_second_once_the_lock_is_free
         rig.run(async |link| {
             link.send(list(&state([1]))).await;
             link.settle().await;
-            rig.v4().is_locked = true;
+            rig.v4().fails_as = Some(TableErrorKind::Busy);
             link.send(steps(&state([1]), &state([2]))).await;
             wait(Duration::from_secs(held_for)).await;
             rig.told();
-            rig.v4().is_locked = false;
+            rig.v4().fails_as = None;
             let free = Instant::now();
             wait(Duration::from_secs(2)).await;
             rig.check(&state([2]));
