@@ -43,6 +43,7 @@ enum Command {
 
 /// Runs the program with the process's arguments.
 pub fn main() -> ExitCode {
+    end_on_panic();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -59,6 +60,16 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Lets a panic of any thread or task end the process, once its message is out: whoever starts it
+/// anew gets one that knows its state, in place of one that lives on without some part of it.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<()> {
@@ -104,4 +115,41 @@ fn start(flags: &Flags) -> anyhow::Result<()> {
         return run::cleanup(&loaded.config);
     }
     run::run(&loaded, flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    /// Tells the test's process from the one that it starts.
+    const INSIDE: &str = "PROXYD_TEST_PANIC";
+
+    fn panic_in(place: &str) {
+        end_on_panic();
+        match place {
+            "thread" => drop(std::thread::spawn(|| panic!("in a thread")).join()),
+            // The runtime catches panics of tasks.
+            _ => run::runtime().unwrap().block_on(async {
+                drop(tokio::spawn(async { panic!("in a task") }).await);
+            }),
+        }
+    }
+
+    #[test]
+    fn known_failure_15_a_panic_anywhere_ends_the_process() {
+        const NAME: &str = "cli::tests::known_failure_15_a_panic_anywhere_ends_the_process";
+        if let Ok(place) = std::env::var(INSIDE) {
+            return panic_in(&place);
+        }
+        for place in ["thread", "task"] {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", NAME, "--nocapture"]).env(INSIDE, place);
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(6), "{place}: {:?} {said}", output.status);
+            assert!(said.contains(&format!("in a {place}")), "{said}");
+        }
+    }
 }

@@ -1,12 +1,13 @@
 //! Connection tracking of the running kernel.
 
 use std::io::Write as _;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::in_namespace;
 use node_sys::conntrack::{self, Conntrack, Deleted, Family, Flow, IpProtocol, ZoneDirection};
+use node_sys::netlink::{MessageBuffer, Protocol, Socket, Subsystem, flags};
 
 /// Makes the kernel track connections in this namespace: its hooks are registered by the first
 /// rule that needs them.
@@ -105,6 +106,79 @@ fn matching_flows_are_deleted_while_listing() {
         assert_eq!(left[0].original.dst_port, kept_port);
         let nothing = conntrack.delete_matching(Family::V4, None, |_| false).unwrap();
         assert_eq!(nothing, Deleted::default());
+    });
+}
+
+/// Enters so many UDP flows to port 53 of 10.0.0.1, each from another client.
+fn enter_flows(count: u32) {
+    // `IPCTNL_MSG_CT_NEW` and attributes of `linux/netfilter/nfnetlink_conntrack.h`.
+    const CT_NEW: u8 = 0;
+    const TUPLE_ORIG: u16 = 1;
+    const TUPLE_REPLY: u16 = 2;
+    const TIMEOUT: u16 = 7;
+    let tuple = |request: &mut MessageBuffer, kind, source: [u8; 4], target: [u8; 4], ports| {
+        let [source_port, target_port]: [u16; 2] = ports;
+        request.nested(kind, |tuple| {
+            tuple.nested(1, |ip| {
+                ip.attr_bytes(1, &source);
+                ip.attr_bytes(2, &target);
+            });
+            tuple.nested(2, |protocol| {
+                protocol.attr_u8(1, IpProtocol::UDP.0);
+                protocol.attr_u16_be(2, source_port);
+                protocol.attr_u16_be(3, target_port);
+            });
+        });
+    };
+    let mut socket = Socket::open(Protocol::NETFILTER).unwrap();
+    let mut requests = MessageBuffer::new();
+    for number in 0..count {
+        let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + number).octets();
+        requests.begin_netfilter(
+            Subsystem::CONNTRACK.message_type(CT_NEW),
+            flags::REQUEST | flags::CREATE | flags::EXCL,
+            socket.next_sequence(),
+            Family::V4.number(),
+        );
+        tuple(&mut requests, TUPLE_ORIG, client, [10, 0, 0, 1], [1024, 53]);
+        tuple(&mut requests, TUPLE_REPLY, [10, 0, 0, 1], client, [53, 1024]);
+        requests.attr_u32_be(TIMEOUT, 600);
+        requests.end();
+        if requests.len() > 16 << 10 || number + 1 == count {
+            socket.send(requests.finish().unwrap()).unwrap();
+            requests.clear();
+        }
+    }
+}
+
+#[test]
+fn known_failure_59_a_full_table_is_streamed_in_bounded_memory() {
+    /// Bytes that a process may need more for a listing, however many flows there are.
+    const MEMORY: u64 = 4 << 20;
+    in_namespace(|| {
+        track();
+        // The machine's limit is not the test's to change; most of what it allows is many.
+        let limit = conntrack::usage().unwrap().max;
+        let count = u32::try_from((limit / 10 * 9).min(1_000_000)).unwrap();
+        enter_flows(count);
+        let before = node_sys::host::resident_memory_bytes().unwrap();
+        let mut most = before;
+        let mut seen = 0_u32;
+        let mut conntrack = Conntrack::open().unwrap();
+        let stale = |client: IpAddr| client.to_string().ends_with(".77");
+        let report = conntrack
+            .delete_matching(Family::V4, Some(IpProtocol::UDP), |flow| {
+                seen += 1;
+                if seen.is_multiple_of(10_000) {
+                    most = most.max(node_sys::host::resident_memory_bytes().unwrap());
+                }
+                stale(flow.original.src)
+            })
+            .unwrap();
+        assert_eq!(seen, count, "all flows are looked at");
+        let expected = (0..count).filter(|number| number % 256 == 77).count();
+        assert_eq!(report, Deleted { deleted: expected, gone: 0, busy: 0 });
+        assert!(most - before < MEMORY, "{count} flows took {} bytes", most - before);
     });
 }
 

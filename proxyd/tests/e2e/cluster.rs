@@ -1,6 +1,7 @@
 //! Objects from a cluster: a fake API server in the node's namespace.
 
 use anyhow::{Context, Result, ensure};
+use testbed::Place;
 use testbed::apiserver::ApiServer;
 use testbed::builders::{self, Port};
 use testbed::world::{Families, NODE_NAME};
@@ -71,7 +72,7 @@ fn s7_7_a_node_about_to_go_gets_no_new_connections() -> Result<()> {
     let time = "2026-01-01T00:00:00Z";
     server.apply(node(|node| node["metadata"]["deletionTimestamp"] = time.into()));
     wait_for_healthz(&rig, 503)?;
-    ensure!(is_answer(&rig.dial(testbed::Place::LocalPod, WEB)?), "rules stay");
+    ensure!(is_answer(&rig.dial(Place::LocalPod, WEB)?), "rules stay");
     Ok(())
 }
 
@@ -99,6 +100,80 @@ fn s7_6_a_zone_that_becomes_known_late_changes_the_topology() -> Result<()> {
 }
 
 #[test]
+fn s7_2_node_ports_follow_the_addresses_that_the_node_object_gives() -> Result<()> {
+    const OLD: &str = "192.168.0.2:30080/TCP";
+    const NEW: &str = "198.51.100.7:30080/TCP";
+    let Some((rig, server)) = prepared(|server| {
+        let mut service = builders::service("web", "172.30.0.10", &[Port::HTTP]);
+        service["spec"]["type"] = "NodePort".into();
+        service["spec"]["ports"][0]["nodePort"] = 30080.into();
+        server.apply(service);
+    })?
+    else {
+        return Ok(());
+    };
+    rig.world.node().ip("address add 198.51.100.7/24 dev eth0\n")?;
+    // By default node ports answer where the Node object says that the node is.
+    rig.wait_for(Place::Outside, OLD, crate::rig::LIMIT, is_answer)?;
+    ensure!(!is_answer(&rig.dial(Place::Outside, NEW)?), "an address nobody named is served");
+    let named = |address: &str| {
+        let addresses = serde_json::json!([{"type": "InternalIP", "address": address}]);
+        node(|node| node["status"]["addresses"] = addresses)
+    };
+    for (address, served, other) in [("198.51.100.7", NEW, OLD), ("192.168.0.2", OLD, NEW)] {
+        server.apply(named(address));
+        rig.wait_for(Place::Outside, served, crate::rig::LIMIT, is_answer)?;
+        rig.wait_for(Place::Outside, other, crate::rig::LIMIT, |outcome| !is_answer(outcome))?;
+    }
+    Ok(())
+}
+
+/// A kubeconfig whose cluster and user have these extra lines.
+fn kubeconfig(cluster: &str, user: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: default\n\
+         contexts: [{{name: default, context: {{cluster: default, user: default}}}}]\n\
+         clusters: [{{name: default, cluster: {{server: 'https://127.0.0.1:6443'{cluster}}}}}]\n\
+         users: [{{name: default, user: {{{user}}}}}]\n"
+    )
+}
+
+#[test]
+fn a_bad_kubeconfig_or_certificate_ends_the_start_with_file_and_reason() -> Result<()> {
+    let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
+    let path = rig.manifests.beside("kubeconfig");
+    rig.config["clientConnection"] = serde_json::json!({"kubeconfig": path});
+    let config = rig.write_config()?;
+    let garbage = rig.manifests.beside("garbage");
+    std::fs::write(&garbage, "hello")?;
+    let pair = "client-certificate: garbage, client-key: garbage";
+    for (text, reasons) in [
+        (None, ["kubeconfig: ", "No such file"]),
+        (Some("{".to_owned()), ["kubeconfig ", "line 1"]),
+        (Some("apiVersion: v1\nkind: Config\n".to_owned()), ["kubeconfig ", "context"]),
+        (Some(kubeconfig(", certificate-authority: none.crt", "")), ["none.crt", "No such file"]),
+        (Some(kubeconfig(", certificate-authority: garbage", "")), ["garbage", "no certificate"]),
+        (Some(kubeconfig("", "tokenFile: none")), ["none", "No such file"]),
+        (Some(kubeconfig("", pair)), ["client-certificate", "garbage"]),
+    ] {
+        if let Some(text) = &text {
+            std::fs::write(&path, text)?;
+        }
+        let mut command = crate::rig::program();
+        command.args(["--hostname-override", NODE_NAME]).arg("--config").arg(&config);
+        let output = rig.run(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{text:?}: {:?}: {said}", output.status);
+        let last = said.lines().last().unwrap_or_default();
+        for reason in reasons {
+            ensure!(last.contains(reason), "{text:?}: {reason:?} is missing in {said}");
+        }
+    }
+    ensure!(!rig.nft("list ruleset")?.contains("proxyd"), "rules without objects");
+    Ok(())
+}
+
+#[test]
 fn s7_4_changed_pod_ranges_end_the_program_and_leave_its_rules() -> Result<()> {
     let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
     rig.config["detectLocalMode"] = "NodeCIDR".into();
@@ -119,7 +194,7 @@ fn s7_4_changed_pod_ranges_end_the_program_and_leave_its_rules() -> Result<()> {
     let proxy = rig.proxy()?;
     testbed::wait_until(crate::rig::LIMIT, "the program ends", || proxy.status().is_some())?;
     ensure!(proxy.status().and_then(|status| status.code()) == Some(1), "exit code");
-    ensure!(is_answer(&rig.dial(testbed::Place::LocalPod, WEB)?), "rules went");
+    ensure!(is_answer(&rig.dial(Place::LocalPod, WEB)?), "rules went");
     start(&mut rig, &server)?;
     rig.wait("a new start serves", crate::rig::LIMIT, |rig| {
         rig.log().matches("in step for the first time").count() >= 2
@@ -153,7 +228,7 @@ fn a_cluster_is_followed_through_an_outage() -> Result<()> {
         let health = rig.get(HEALTHZ, "/healthz");
         health.is_ok_and(|it| it.status == 200 && it.body.contains("does not answer"))
     })?;
-    ensure!(is_answer(&rig.dial(testbed::Place::LocalPod, WEB)?), "rules went with the server");
+    ensure!(is_answer(&rig.dial(Place::LocalPod, WEB)?), "rules went with the server");
     server.delete("services", "default", "late");
     server.delete("endpointslices", "default", "late-1");
     server.expire_history();
@@ -161,9 +236,9 @@ fn a_cluster_is_followed_through_an_outage() -> Result<()> {
 
     // What vanished meanwhile is found, although nobody told of it.
     rig.wait("late is gone", crate::rig::LIMIT, |rig| {
-        rig.dial(testbed::Place::LocalPod, LATE).is_ok_and(|outcome| !is_answer(&outcome))
+        rig.dial(Place::LocalPod, LATE).is_ok_and(|outcome| !is_answer(&outcome))
     })?;
-    ensure!(is_answer(&rig.dial(testbed::Place::LocalPod, WEB)?), "web went with late");
+    ensure!(is_answer(&rig.dial(Place::LocalPod, WEB)?), "web went with late");
 
     // kill -9 and start again while the server is gone: the rules are still there.
     rig.world.node().run(|| server.stop());
@@ -175,7 +250,7 @@ fn a_cluster_is_followed_through_an_outage() -> Result<()> {
         ready.is_ok_and(|it| it.status == 503 && it.body.contains("does not answer"))
             && live.is_ok_and(|it| it.status == 200)
     })?;
-    ensure!(is_answer(&rig.dial(testbed::Place::LocalPod, WEB)?), "a restart took rules away");
+    ensure!(is_answer(&rig.dial(Place::LocalPod, WEB)?), "a restart took rules away");
     rig.world.node().run(|| server.resume())?;
     server.apply(builders::service("late", "172.30.0.11", &[Port::HTTP]));
     server.apply(endpoints("late", &["10.180.0.12"]));

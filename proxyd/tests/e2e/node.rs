@@ -1,5 +1,8 @@
 //! The node's own addresses.
 
+use std::fs;
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 use serde_json::json;
 use testbed::Place;
@@ -46,5 +49,36 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     // An address outside the ranges does not count.
     let outcome = rig.dial(Place::Outside, "192.168.0.2:30080/TCP")?;
     ensure!(outcome != Outcome::Silent && !is_answer(&outcome), "{outcome:?}");
+    Ok(())
+}
+
+/// What a process has open, but for files that are not sockets.
+fn sockets(rig: &mut Rig) -> Result<Vec<PathBuf>> {
+    let folder = fs::read_dir(format!("/proc/{}/fd", rig.proxy()?.pid()))?;
+    let links = folder.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let mut sockets: Vec<_> =
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).collect();
+    sockets.sort_unstable();
+    Ok(sockets)
+}
+
+#[test]
+fn known_failure_24_no_address_or_port_of_a_service_costs_a_socket() -> Result<()> {
+    const ADDRESSES: usize = 10_000;
+    let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
+    rig.start()?;
+    let before = sockets(&mut rig)?;
+    let mut service = builders::service("web", "172.30.0.10", &[Port::HTTP]);
+    service["spec"]["type"] = "NodePort".into();
+    service["spec"]["ports"][0]["nodePort"] = 30080.into();
+    let addresses = (0..ADDRESSES).map(|n| format!("203.0.{}.{}", n / 250, 1 + n % 250));
+    service["spec"]["externalIPs"] = addresses.collect();
+    rig.endpoints("web", &["10.180.0.11"])?;
+    rig.manifests.apply(&service)?;
+    let last = format!("203.0.{}.{}:80/TCP", (ADDRESSES - 1) / 250, 1 + (ADDRESSES - 1) % 250);
+    for target in [last.as_str(), "203.0.0.1:80/TCP", "192.168.0.2:30080/TCP"] {
+        rig.wait_for_answer(target)?;
+    }
+    ensure!(sockets(&mut rig)? == before, "sockets were opened for a Service");
     Ok(())
 }
