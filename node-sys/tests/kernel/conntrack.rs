@@ -136,7 +136,7 @@ fn enter_flows(count: u32) {
         let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + number).octets();
         requests.begin_netfilter(
             Subsystem::CONNTRACK.message_type(CT_NEW),
-            flags::REQUEST | flags::CREATE | flags::EXCL,
+            flags::REQUEST | flags::CREATE | flags::EXCLUSIVE,
             socket.next_sequence(),
             Family::V4.number(),
         );

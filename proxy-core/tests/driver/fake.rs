@@ -76,7 +76,6 @@ struct Faults {
 
 /// What one family's kernel holds, and how it behaves.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Kernel {
     pub(crate) rules: RuleSet<Key, Rule>,
     /// Steps taken.
