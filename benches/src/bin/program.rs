@@ -10,6 +10,8 @@
 //! processor time and memory. A change is in effect when the kernel announces the end of its
 //! transaction.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
@@ -69,7 +71,10 @@ fn idle(program: &Program) -> anyhow::Result<()> {
     program.settle()?;
     let (before, start) = (program.switches()?, program.processor_time()?);
     testbed::wait::pause(IDLE);
-    let count = program.switches()? - before;
+    // Threads that have ended meanwhile are left out; new ones count from their beginning.
+    let after = program.switches()?.into_iter();
+    let count: u64 =
+        after.map(|(thread, count)| count - before.get(&thread).copied().unwrap_or_default()).sum();
     let used = program.processor_time()?.saturating_sub(start);
     say(&format!("idle for {IDLE:?}: {count} wake-ups, {used:?} of processor time"))
 }
@@ -261,16 +266,19 @@ impl Program {
         Ok(tick * u32::try_from(ticks)?)
     }
 
-    /// How often a thread of the program has gone to sleep or was made to.
-    fn switches(&self) -> anyhow::Result<u64> {
-        let mut sum = 0;
+    /// How often each thread of the program has gone to sleep or was made to.
+    fn switches(&self) -> anyhow::Result<BTreeMap<OsString, u64>> {
+        let mut switches = BTreeMap::new();
         for task in fs::read_dir(self.path("task"))? {
-            let status = fs::read_to_string(task?.path().join("status"))?;
+            let task = task?;
+            let status = fs::read_to_string(task.path().join("status"))?;
+            let mut count = 0;
             for name in ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"] {
-                sum += field(&status, name)?.parse::<u64>()?;
+                count += field(&status, name)?.parse::<u64>()?;
             }
+            switches.insert(task.file_name(), count);
         }
-        Ok(sum)
+        Ok(switches)
     }
 
     /// Waits until the program has nothing to do.
