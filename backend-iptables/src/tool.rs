@@ -296,9 +296,10 @@ struct InUse {
 
 /// Whether the kernel has a table of the legacy variant.
 fn legacy_in_use(family: IpFamily) -> bool {
+    // Of this thread's network namespace.
     let file = match family {
-        IpFamily::V4 => "/proc/net/ip_tables_names",
-        IpFamily::V6 => "/proc/net/ip6_tables_names",
+        IpFamily::V4 => "/proc/thread-self/net/ip_tables_names",
+        IpFamily::V6 => "/proc/thread-self/net/ip6_tables_names",
     };
     fs::read_to_string(file).is_ok_and(|names| !names.trim().is_empty())
 }

@@ -23,12 +23,15 @@ fn collect_tests(folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Names of functions that an attribute makes tests of; other attributes may be between.
+/// Names of functions that an attribute makes tests of, with other attributes between, and of tests
+/// that are listed for the guest's kernel.
 fn tests_in(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
     for line in source.lines().map(str::trim) {
-        if line.starts_with("#[") {
+        if let Some(rest) = line.strip_prefix("test(\"") {
+            names.extend(rest.split('"').next().map(str::to_owned));
+        } else if line.starts_with("#[") {
             is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
         } else if let Some((_, rest)) = line.split_once("fn ") {
             let name = rest.split(['(', '<']).next().unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use backend_iptables::Variant;
+use backend_iptables::{Tool, Variant};
 use proxy_core::address::IpFamily;
 use testbed::resolved::{cluster_ip_service, every_shape};
 
@@ -128,5 +128,18 @@ fn names_of_objects_cannot_break_a_rule() {
         assert_in_step(&sync, variant);
         let accepting = iptables(family, variant, "-t nat -S");
         assert!(!accepting.lines().any(|line| line.ends_with("-j ACCEPT")), "{accepting}");
+    });
+}
+
+#[test]
+fn failure_27_the_variant_is_that_of_the_rest_of_the_node() {
+    everywhere(|family, variant| {
+        restore(family, variant, "*filter\n-A FORWARD -j DROP\nCOMMIT\n");
+        assert_eq!(Tool::detect(family).unwrap().variant(), variant, "the only rules there are");
+        let kubelet = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n";
+        restore(family, Variant::Nft, kubelet);
+        restore(family, Variant::Legacy, "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n");
+        restore(family, Variant::Legacy, "*filter\n-A INPUT -j ACCEPT\nCOMMIT\n");
+        assert_eq!(Tool::detect(family).unwrap().variant(), Variant::Nft, "the kubelet's");
     });
 }
