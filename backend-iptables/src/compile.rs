@@ -347,43 +347,17 @@ impl TableConfig {
             return;
         }
         let mut rules = Vec::new();
-        let mut lead = |test: &str, marking: &str, leading: &str, route: Route| {
-            let note = |words: &str| text::comment(&words.replace('@', &port.name));
-            let join = |parts: [&str; 3]| {
-                parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
-            };
-            if is_masqueraded(route) {
-                rules.push(join([
-                    "",
-                    &note_first(test, &note(marking)),
-                    &format!("-j {MARK_MASQ}"),
-                ]));
-            }
-            let Some(pool) = pool_of(route) else { return };
-            let note = if leading.is_empty() { String::new() } else { note(leading) };
-            let to = format!("-j {}", port.pool_chain(pool));
-            rules.push(join(["", &note_first(test, &note), &to]));
-        };
         if routes.pod != routes.outside
             && let Some((pod, _)) = self.pod_test()
         {
-            lead(
-                &pod,
-                "masquerade pod traffic for @ external destinations",
-                "pod traffic for @ external destinations",
-                routes.pod,
-            );
+            let words = ("masquerade pod traffic for", "pod traffic for");
+            rules.extend(lead(port, &pod, words, routes.pod));
         }
         if routes.host != routes.outside {
-            let test = "-m addrtype --src-type LOCAL";
-            lead(
-                test,
-                "masquerade LOCAL traffic for @ external destinations",
-                "route LOCAL traffic for @ external destinations",
-                routes.host,
-            );
+            let words = ("masquerade LOCAL traffic for", "route LOCAL traffic for");
+            rules.extend(lead(port, "-m addrtype --src-type LOCAL", words, routes.host));
         }
-        lead("", "masquerade traffic for @ external destinations", "", routes.outside);
+        rules.extend(lead(port, "", ("masquerade traffic for", ""), routes.outside));
         chain(Table::Nat, &layout::port_chain(layout::EXT, port.id()), rules, out);
     }
 
@@ -496,6 +470,31 @@ impl TableConfig {
             None => Routes { pod: routes.outside, ..routes },
         }
     }
+}
+
+/// Leads sources that pass a test where their route goes, marked if they are to be masqueraded. The
+/// words are those of the comments on either rule.
+fn lead(
+    port: &Port<'_>,
+    test: &str,
+    (marking, leading): (&str, &str),
+    route: Route,
+) -> Vec<String> {
+    let rule = |words: &str, target: &str| {
+        let note = match words {
+            "" => String::new(),
+            words => text::comment(&format!("{words} {} external destinations", port.name)),
+        };
+        let tests = note_first(test, &note);
+        if tests.is_empty() { format!("-j {target}") } else { format!("{tests} -j {target}") }
+    };
+    let mark = is_masqueraded(route).then(|| rule(marking, MARK_MASQ));
+    let lead = match pool_of(route) {
+        Some(pool) => Some(rule(leading, &port.pool_chain(pool))),
+        // What is not led anywhere is refused as not translated.
+        None => (!test.is_empty()).then(|| rule(leading, "RETURN")),
+    };
+    mark.into_iter().chain(lead).collect()
 }
 
 /// iptables prints the tests of addresses and interfaces before a comment, and those of modules
