@@ -65,8 +65,11 @@ fn the_page_is_as_expected() {
 
 #[test]
 fn the_json_is_as_expected() {
-    let json = format!("{:#}\n", serde_json::to_value(report()).unwrap());
-    check("report.json", include_str!("../data/ab/report.json"), &json);
+    // As values: the order of fields depends on the features of what else is built. Both are read
+    // from text, since reading rounds.
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    let actual = serde_json::to_string(&report()).unwrap();
+    assert_eq!(read(&actual), read(include_str!("../data/ab/report.json")));
 }
 
 #[test]
