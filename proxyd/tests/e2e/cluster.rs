@@ -164,7 +164,7 @@ fn a_bad_kubeconfig_or_certificate_ends_the_start_with_file_and_reason() -> Resu
         let output = rig.run(&mut command)?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(1), "{text:?}: {:?}: {said}", output.status);
-        let last = said.lines().last().unwrap_or_default();
+        let (_, last) = said.split_once("\nproxyd: ").unwrap_or(("", &said));
         for reason in reasons {
             ensure!(last.contains(reason), "{text:?}: {reason:?} is missing in {said}");
         }

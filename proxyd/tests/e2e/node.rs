@@ -1,7 +1,6 @@
 //! The node's own addresses.
 
 use std::fs;
-use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -52,19 +51,17 @@ fn node_ports_follow_the_addresses_of_the_node() -> Result<()> {
     Ok(())
 }
 
-/// What a process has open, but for files that are not sockets.
-fn sockets(rig: &mut Rig) -> Result<Vec<PathBuf>> {
+/// How many sockets the program has open.
+fn sockets(rig: &mut Rig) -> Result<usize> {
     let folder = fs::read_dir(format!("/proc/{}/fd", rig.proxy()?.pid()))?;
     let links = folder.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    let mut sockets: Vec<_> =
-        links.filter(|link| link.to_string_lossy().starts_with("socket:")).collect();
-    sockets.sort_unstable();
-    Ok(sockets)
+    Ok(links.filter(|link| link.to_string_lossy().starts_with("socket:")).count())
 }
 
 #[test]
 fn known_failure_24_no_address_or_port_of_a_service_costs_a_socket() -> Result<()> {
     const ADDRESSES: usize = 10_000;
+    const FEW: usize = 8;
     let Some(mut rig) = Rig::new(Families::Ipv4)? else { return Ok(()) };
     rig.start()?;
     let before = sockets(&mut rig)?;
@@ -79,6 +76,8 @@ fn known_failure_24_no_address_or_port_of_a_service_costs_a_socket() -> Result<(
     for target in [last.as_str(), "203.0.0.1:80/TCP", "192.168.0.2:30080/TCP"] {
         rig.wait_for_answer(target)?;
     }
-    ensure!(sockets(&mut rig)? == before, "sockets were opened for a Service");
+    let after = sockets(&mut rig)?;
+    // One or two for work as such come and go: flows are looked through, other modes' rules looked for.
+    ensure!(after <= before + FEW, "{after} sockets instead of {before}");
     Ok(())
 }

@@ -93,7 +93,6 @@ fn what_is_wrong_is_refused_before_the_kernel_is_touched() -> Result<()> {
         command.arg("run").arg("--manifests").arg(rig.manifests.folder()).args(arguments);
         Ok(command)
     };
-    refusal(&rig, &mut flags(&["--mode", "ipvs"])?, &["ipvs", "not in this build", "nftables"])?;
     refusal(
         &rig,
         &mut flags(&["--mode", "Nftables"])?,
