@@ -1,12 +1,11 @@
 //! Every conformance case in every mode that is asked for, each a test of its own.
 //!
 //! `PROXYD_MODES` lists the modes, of which `iptables-nft` and `iptables-legacy` are mode iptables
-//! with each kind of iptables (default: all of them). `PROXYD_ORIGINS` lists where
-//! objects come from (default: `manifests`, and for mode nftables `cluster` too, since what comes
-//! after the source is the same). `PROXYD_BIN` or `PROXYD_COMMAND` choose the program,
-//! `PROXYD_CASES` another folder of cases. What needs IPVS, or SCTP in mode iptables, runs in User
-//! Mode Linux, which has only the legacy kind of iptables and no nftables rules for IP. A case that
-//! this machine cannot play is reported as ignored, with the reason; with `CI` set, missing
+//! with each kind of iptables (default: all but `ipvs`). `PROXYD_ORIGINS` lists where objects come
+//! from (default: `manifests`, and for mode nftables `cluster` too, since what comes after the
+//! source is the same). `PROXYD_BIN` or `PROXYD_COMMAND` choose the program, `PROXYD_CASES` another
+//! folder of cases. Mode ipvs runs in User Mode Linux, as the host's kernel may lack IPVS. A case
+//! that this machine cannot play is reported as ignored, with the reason; with `CI` set, missing
 //! privilege fails instead.
 
 use std::path::PathBuf;
