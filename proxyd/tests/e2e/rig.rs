@@ -257,8 +257,10 @@ impl Rig {
             return self.nft("flush ruleset").map(drop);
         }
         for program in ["iptables", "ip6tables"] {
-            for arguments in ["-t filter -F", "-t filter -X", "-t nat -F", "-t nat -X"] {
-                self.iptables(&format!("{program} {arguments}"))?;
+            for table in ["filter", "nat"] {
+                self.iptables(&format!("{program} -t {table} -F"))?;
+                // Refused where a repair has been quicker.
+                let _chains_in_use = self.iptables(&format!("{program} -t {table} -X"));
             }
         }
         Ok(())
