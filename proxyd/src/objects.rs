@@ -119,10 +119,7 @@ impl ObjectSource {
             Self::Kube(source) => {
                 metrics.follow_source(source.metrics());
                 let metrics = metrics.clone();
-                let source = source.on_request(move |done| {
-                    let code = done.code.map_or_else(|| "<error>".to_owned(), |it| it.to_string());
-                    metrics.api_request("GET", done.host, &code, done.duration);
-                });
+                let source = source.on_request(move |news| metrics.api_request(&news));
                 Self::Kube(Box::new(source))
             }
         }

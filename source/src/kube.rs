@@ -27,14 +27,15 @@ mod object;
 mod outlet;
 mod pace;
 mod reflector;
+mod requests;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ::kube::client::Body;
 use bytes::Bytes;
+use http::uri::Authority;
 use http::{Request, Response, header};
 use http_body_util::BodyExt as _;
 use proxy_core::event::{Kind, SourceEvent};
@@ -47,11 +48,13 @@ pub use self::connect::{Reason, SourceError};
 use self::events::{EventRecorder, EventWriter};
 use self::fault::{Fault, Status};
 use self::json::{Lines, ListItems, NotCut};
-pub use self::metrics::{RestartReason, SourceMetrics};
+pub use self::metrics::{EventLoss, RestartReason, SourceMetrics};
 use self::outlet::{Closed, Outlet};
 use self::pace::Limiter;
 pub use self::pace::Timing;
 use self::reflector::{Mode, Pause, Reflector};
+use self::requests::Observer;
+pub use self::requests::{RequestNews, RequestStage};
 
 /// A refusal longer than this is not read to its end.
 const LONGEST_REFUSAL: usize = 64 << 10;
@@ -59,6 +62,8 @@ const LONGEST_REFUSAL: usize = 64 << 10;
 const GRACE: Duration = Duration::from_secs(30);
 /// Kinds that wait for the same server do not all ask at once when it is back.
 const STAGGER: Duration = Duration::from_millis(200);
+/// The method of lists and watches.
+const GET: &str = "GET";
 
 /// How to reach the API server, and as whom.
 #[derive(Clone, Debug, Default)]
@@ -82,33 +87,11 @@ pub struct KubeConnection {
 #[derive(Debug)]
 pub struct KubeSource {
     node_name: String,
-    /// Host and port of the server.
-    host: String,
     session: Arc<Session>,
     limiter: Mutex<Limiter>,
     timing: Timing,
     metrics: Arc<SourceMetrics>,
     observer: Observer,
-}
-
-/// A request of which the answer has begun, or that has failed.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestDone<'a> {
-    /// Host and port of the server.
-    pub host: &'a str,
-    /// Status code, if there was an answer.
-    pub code: Option<u16>,
-    /// Time to the beginning of the answer; a watch goes on after it.
-    pub duration: Duration,
-}
-
-/// Who is told of requests.
-struct Observer(Box<dyn Fn(RequestDone<'_>) + Send + Sync>);
-
-impl fmt::Debug for Observer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Observer")
-    }
 }
 
 impl KubeSource {
@@ -120,23 +103,22 @@ impl KubeSource {
     pub fn new(connection: KubeConnection) -> Result<Self, SourceError> {
         let config = connect::load(&connection)?;
         tracing::debug!(server = %config.cluster_url, "API server");
+        let observer =
+            Observer::nobody(config.cluster_url.authority().map_or("", Authority::as_str));
         Ok(Self {
             node_name: connection.node_name.clone(),
             limiter: Mutex::new(Limiter::new(connection.qps, connection.burst)),
-            host: config.cluster_url.authority().map(ToString::to_string).unwrap_or_default(),
             session: Arc::new(Session::new(connection, config)),
             timing: Timing::default(),
             metrics: Arc::new(SourceMetrics::new()),
-            observer: Observer(Box::new(|_| {})),
+            observer,
         })
     }
 
-    /// With somebody who is told of each request, in the task that makes it.
-    pub fn on_request(
-        mut self,
-        observer: impl Fn(RequestDone<'_>) + Send + Sync + 'static,
-    ) -> Self {
-        self.observer = Observer(Box::new(observer));
+    /// With somebody who is told of each request, in the task that makes it; of those of
+    /// [`KubeSource::events`] as well, if they are asked for later.
+    pub fn on_request(mut self, tell: impl Fn(RequestNews<'_>) + Send + Sync + 'static) -> Self {
+        self.observer = self.observer.telling(tell);
         self
     }
 
@@ -154,8 +136,12 @@ impl KubeSource {
     /// A way to write Events of this node. They share connections and credentials with the source,
     /// not its limits; nothing waits for them.
     pub fn events(&self) -> (EventRecorder, EventWriter) {
-        let session = Arc::clone(&self.session);
-        EventWriter::new(session, self.timing.clone(), self.node_name.clone())
+        let telling = events::Telling {
+            session: Arc::clone(&self.session),
+            metrics: Arc::clone(&self.metrics),
+            observer: self.observer.clone(),
+        };
+        EventWriter::new(telling, self.timing.clone(), self.node_name.clone())
     }
 
     /// Sends what the cluster has, then what changes, until the receiver of `events` is dropped.
@@ -300,6 +286,7 @@ impl Follower<'_> {
     /// Sends the next request and waits for the beginning of the answer.
     async fn ask(&mut self, lifetime: Duration) -> Result<Response<Body>, Fault> {
         let wait = self.source.limiter.lock().await.book(Instant::now());
+        self.source.observer.tell(GET, RequestStage::Admitted(wait));
         tokio::time::sleep(wait).await;
         let client = self.source.session.client().await?;
         let url = self.reflector.url(lifetime);
@@ -312,8 +299,8 @@ impl Follower<'_> {
         let sent = Instant::now();
         let answer = timeout(limit, client.send(request)).await;
         let code = answer.as_ref().ok().and_then(|it| Some(it.as_ref().ok()?.status().as_u16()));
-        let host = &self.source.host;
-        (self.source.observer.0)(RequestDone { host, code, duration: sent.elapsed() });
+        let answered = RequestStage::Answered { code, duration: sent.elapsed(), sent: 0 };
+        self.source.observer.tell(GET, answered);
         let response = match answer {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(Fault::Unreachable(reason(&error))),
@@ -329,7 +316,9 @@ impl Follower<'_> {
     async fn take_page(&mut self, mut body: Body) -> Result<(), Over> {
         self.begin().await?;
         let mut list = ListItems::default();
+        let mut received = 0;
         while let Some(chunk) = next_chunk(&mut body, self.source.timing.silence).await? {
+            received += chunk.len();
             list.push(&chunk)?;
             while let Some(item) = list.next()? {
                 if let Some(event) = self.reflector.item(item) {
@@ -337,6 +326,7 @@ impl Follower<'_> {
                 }
             }
         }
+        self.source.observer.tell(GET, RequestStage::Received(received));
         if list.lacks_items() {
             return Err(Fault::Garbage("a list without items".to_owned()).into());
         }

@@ -62,7 +62,22 @@ pub const SYNC_BUCKETS: &[f64] = &[
 /// Fine steps up to a minute, where the objective is; coarse ones up to five.
 pub const PROGRAMMING_BUCKETS: &[f64] = &programming_buckets();
 
-/// Sizes of answers of an API server, in seconds.
+/// 64 bytes to 16 MiB, as client-go measures bodies.
+pub const SIZE_BUCKETS: &[f64] = &[
+    64.0,
+    256.0,
+    512.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+];
+
+/// Times of answers of an API server, in seconds.
 pub const REQUEST_BUCKETS: &[f64] =
     &[0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
@@ -99,6 +114,7 @@ macro_rules! catalog {
 const SYNC: Kind = Kind::Histogram(SYNC_BUCKETS);
 const PROGRAMMING: Kind = Kind::Histogram(PROGRAMMING_BUCKETS);
 const REQUEST: Kind = Kind::Histogram(REQUEST_BUCKETS);
+const SIZE: Kind = Kind::Histogram(SIZE_BUCKETS);
 use Kind::{Counter, Gauge};
 
 catalog! {
@@ -193,7 +209,11 @@ catalog! {
     SOURCE_RESTARTS = "proxyd_source_restarts_total", Counter, &["kind", "reason"], ALL_MODES,
         "Lists and watches that came to their end: cut, ended, expired, garbage, refused, silent or \
         unreachable.";
-
+    EVENTS_WRITTEN = "proxyd_events_written_total", Counter, NO_LABELS, ALL_MODES,
+        "Events of this node that the API server has taken, first ones and counts of repetitions.";
+    EVENTS_LOST = "proxyd_events_lost_total", Counter, &["reason"], ALL_MODES,
+        "Events of this node that were not written: outdated (the API server was out of reach for \
+        too long), overflow (too many were waiting) or refused.";
     CONFIG_PENDING = "proxyd_config_pending", Gauge, NO_LABELS, ALL_MODES,
         "1 while the configuration file means something else than what is in force, else 0.";
     CONFIG_UNUSABLE = "proxyd_config_unusable", Gauge, NO_LABELS, ALL_MODES,
@@ -221,6 +241,12 @@ catalog! {
         "Requests to the API server.";
     API_DURATION = "rest_client_request_duration_seconds", REQUEST, &["verb", "host"], ALL_MODES,
         "Time of requests to the API server.";
+    API_LIMITER_DURATION = "rest_client_rate_limiter_duration_seconds", REQUEST, &["verb", "host"],
+        ALL_MODES, "How long lists and watches waited for clientConnection.qps and burst.";
+    API_REQUEST_SIZE = "rest_client_request_size_bytes", SIZE, &["verb", "host"], ALL_MODES,
+        "Size of requests to the API server, without their headers.";
+    API_RESPONSE_SIZE = "rest_client_response_size_bytes", SIZE, &["verb", "host"], ALL_MODES,
+        "Size of lists from the API server; watches have none.";
 
     // --- of every process ---
     PROCESS_CPU = "process_cpu_seconds_total", Counter, NO_LABELS, ALL_MODES,

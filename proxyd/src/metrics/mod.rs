@@ -196,13 +196,18 @@ impl Metrics {
 
     #[cfg(feature = "kube")]
     fn show_source(&self) {
-        use source::kube::RestartReason;
+        use source::kube::{EventLoss, RestartReason};
         // Counts that large are not to be had.
         let number = |count| number(usize::try_from(count).unwrap_or(usize::MAX));
         let Some(source) = self.shared.source.get() else { return };
         let values = &self.shared.values;
         let connected = f64::from(u8::from(source.is_connected()));
         values.set(&catalog::SOURCE_CONNECTED, &[], connected);
+        values.follow(&catalog::EVENTS_WRITTEN, &[], number(source.events_written()));
+        for reason in EventLoss::ALL {
+            let lost = number(source.events_lost(reason));
+            values.follow(&catalog::EVENTS_LOST, &[reason.as_str()], lost);
+        }
         for kind in Kind::ALL {
             let label = kind.as_str();
             values.follow(&catalog::SOURCE_UNREADABLE, &[label], number(source.undecodable(kind)));
@@ -427,11 +432,26 @@ impl Metrics {
         self.shared.values.add(counter, &[&status.to_string()], 1.0);
     }
 
-    /// The API server was asked something. `code` is `<error>` if there was no answer.
-    pub fn api_request(&self, method: &str, host: &str, code: &str, duration: Duration) {
+    /// The API server is being asked something. The code is `<error>` if there was no answer.
+    #[cfg(feature = "kube")]
+    pub fn api_request(&self, news: &source::kube::RequestNews<'_>) {
+        use source::kube::RequestStage::{Admitted, Answered, Received};
         let values = &self.shared.values;
-        values.add(&catalog::API_REQUESTS, &[code, method, host], 1.0);
-        values.observe(&catalog::API_DURATION, &[method, host], duration.as_secs_f64());
+        let labels = [news.method, news.host];
+        match news.stage {
+            Admitted(waited) => {
+                values.observe(&catalog::API_LIMITER_DURATION, &labels, waited.as_secs_f64());
+            }
+            Answered { code, duration, sent } => {
+                let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+                values.add(&catalog::API_REQUESTS, &[&code, news.method, news.host], 1.0);
+                values.observe(&catalog::API_DURATION, &labels, duration.as_secs_f64());
+                values.observe(&catalog::API_REQUEST_SIZE, &labels, number(sent));
+            }
+            Received(bytes) => {
+                values.observe(&catalog::API_RESPONSE_SIZE, &labels, number(bytes));
+            }
+        }
     }
 }
 

@@ -216,6 +216,9 @@ fn a_cluster_is_followed_through_an_outage() -> Result<()> {
     for series in [
         format!("rest_client_requests_total{{code=\"200\",host=\"{host}\",method=\"GET\"}}"),
         format!("rest_client_request_duration_seconds_count{{host=\"{host}\",verb=\"GET\"}}"),
+        format!("rest_client_rate_limiter_duration_seconds_count{{host=\"{host}\",verb=\"GET\"}}"),
+        format!("rest_client_request_size_bytes_count{{host=\"{host}\",verb=\"POST\"}}"),
+        "proxyd_events_written_total 1".to_owned(),
         "proxyd_source_connected 1".to_owned(),
         "proxyd_source_unreadable_objects_total{kind=\"Service\"} 0".to_owned(),
     ] {

@@ -53,6 +53,7 @@ fn every_metric_is_documented() {
             Kind::Histogram(bounds) if bounds == catalog::PROGRAMMING_BUCKETS => {
                 "histogram (programming)"
             }
+            Kind::Histogram(bounds) if bounds == catalog::SIZE_BUCKETS => "histogram (size)",
             Kind::Histogram(_) => "histogram (request)",
             kind => kind.as_str(),
         };
@@ -64,10 +65,12 @@ fn every_metric_is_documented() {
         bounds.join(" ")
     };
     let buckets = format!(
-        "- sync: {}\n- programming: {}\n- request: {}\n",
+        "- sync, in seconds: {}\n- programming, in seconds: {}\n- request, in seconds: {}\n\
+        - size, in bytes: {}\n",
         bounds(catalog::SYNC_BUCKETS),
         bounds(catalog::PROGRAMMING_BUCKETS),
         bounds(catalog::REQUEST_BUCKETS),
+        bounds(catalog::SIZE_BUCKETS),
     );
     check_part("metrics.md", "buckets", &buckets);
 }

@@ -145,10 +145,18 @@ fn error() -> TableError {
 async fn exercise(metrics: &Metrics) {
     #[cfg(feature = "kube")]
     {
-        use source::kube::{KubeConnection, KubeSource};
+        use source::kube::{KubeConnection, KubeSource, RequestNews, RequestStage};
         let master = Some("http://127.0.0.1:1".to_owned());
         let source = KubeSource::new(KubeConnection { master, ..KubeConnection::default() });
         metrics.follow_source(source.unwrap().metrics());
+        let stages = [
+            RequestStage::Admitted(Duration::ZERO),
+            RequestStage::Answered { code: Some(200), duration: Duration::from_millis(4), sent: 0 },
+            RequestStage::Received(5000),
+        ];
+        for stage in stages {
+            metrics.api_request(&RequestNews { host: "api:6443", method: "GET", stage });
+        }
     }
     let later = metrics.started() + Duration::from_secs(5);
     for family in IpFamily::ALL {
@@ -187,7 +195,6 @@ async fn exercise(metrics: &Metrics) {
     for path in [HealthPath::Healthz, HealthPath::Livez] {
         metrics.health_answered(path, 200);
     }
-    metrics.api_request("GET", "api:6443", "200", Duration::from_millis(4));
 }
 
 /// Metrics that only a backend of another mode writes, or that the machine may lack.

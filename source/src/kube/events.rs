@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::kube::client::Body;
-use http::{Method, Request, header};
+use http::{Request, header};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use proxy_core::names::ServiceName;
@@ -22,7 +22,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connect::Session;
 use super::fault::{Fault, Status};
+use super::metrics::{EventLoss, SourceMetrics};
 use super::pace::{self, Limiter, Timing};
+use super::requests::{Observer, RequestStage};
 use super::{reason, refusal};
 
 /// What writes the events, for `reportingController`.
@@ -95,13 +97,18 @@ pub struct ClusterEvent {
 #[derive(Clone, Debug)]
 pub struct EventRecorder {
     queue: mpsc::Sender<ClusterEvent>,
+    metrics: Arc<SourceMetrics>,
 }
 
 impl EventRecorder {
     /// Hands an event over to be written some time, without waiting. Returns whether there was room
     /// for it.
     pub fn record(&self, event: ClusterEvent) -> bool {
-        self.queue.try_send(event).is_ok()
+        let taken = self.queue.try_send(event).is_ok();
+        if !taken {
+            self.metrics.count_event_lost(EventLoss::Overflow);
+        }
+        taken
     }
 }
 
@@ -130,10 +137,18 @@ struct Series {
     due: Option<Instant>,
 }
 
+/// What a writer shares with the source.
+#[derive(Debug)]
+pub(super) struct Telling {
+    pub(super) session: Arc<Session>,
+    pub(super) metrics: Arc<SourceMetrics>,
+    pub(super) observer: Observer,
+}
+
 /// Writes events to the API server.
 #[derive(Debug)]
 pub struct EventWriter {
-    session: Arc<Session>,
+    shared: Telling,
     timing: Timing,
     node_name: String,
     queue: mpsc::Receiver<ClusterEvent>,
@@ -158,14 +173,11 @@ enum Outcome {
 }
 
 impl EventWriter {
-    pub(super) fn new(
-        session: Arc<Session>,
-        timing: Timing,
-        node_name: String,
-    ) -> (EventRecorder, Self) {
+    pub(super) fn new(shared: Telling, timing: Timing, node_name: String) -> (EventRecorder, Self) {
         let (sender, queue) = mpsc::channel(QUEUE);
+        let metrics = Arc::clone(&shared.metrics);
         let writer = Self {
-            session,
+            shared,
             node_name,
             queue,
             gather: timing.series,
@@ -176,7 +188,7 @@ impl EventWriter {
             failures: 0,
             complained: false,
         };
-        (EventRecorder { queue: sender }, writer)
+        (EventRecorder { queue: sender, metrics }, writer)
     }
 
     /// Writes events until all recorders are dropped.
@@ -225,6 +237,7 @@ impl EventWriter {
         }
         if self.series.len() >= MAX_SERIES {
             tracing::debug!(?identity, "too many events; this one is dropped");
+            self.shared.metrics.count_event_lost(EventLoss::Overflow);
             return;
         }
         let name = event_name(subject(&identity.regarding, &self.node_name), time);
@@ -238,8 +251,13 @@ impl EventWriter {
     /// Forgets series that are over, and what was not written in time.
     fn forget(&mut self, now: Instant) {
         self.series.retain(|_, series| {
+            let is_waiting = series.due.is_some();
             let age = now.saturating_duration_since(series.seen);
-            age < if series.due.is_some() { NEWS } else { SERIES_ENDS }
+            let stays = age < if is_waiting { NEWS } else { SERIES_ENDS };
+            if is_waiting && !stays {
+                self.shared.metrics.count_event_lost(EventLoss::Outdated);
+            }
+            stays
         });
     }
 
@@ -250,6 +268,7 @@ impl EventWriter {
         if let Outcome::Told = outcome {
             self.failures = 0;
             self.complained = false;
+            self.shared.metrics.count_event_written();
         }
         if let Outcome::Refused(fault) | Outcome::Again(fault) = &outcome
             && !std::mem::replace(&mut self.complained, true)
@@ -263,7 +282,10 @@ impl EventWriter {
                 current.due = None;
             }
             // Nor are its repetitions wanted.
-            Outcome::Refused(_) => current.due = None,
+            Outcome::Refused(_) => {
+                current.due = None;
+                self.shared.metrics.count_event_lost(EventLoss::Refused);
+            }
             Outcome::Gone => {
                 current.told = 0;
                 current.name =
@@ -273,7 +295,7 @@ impl EventWriter {
                 let pause = self.timing.backoff(self.failures, pace::random());
                 self.not_before = now + pause.max(fault.retry_after().unwrap_or_default());
                 self.failures = self.failures.saturating_add(1);
-                self.session.doubt(&fault).await;
+                self.shared.session.doubt(&fault).await;
                 self.forget(now);
             }
         }
@@ -301,22 +323,29 @@ impl EventWriter {
         let namespace = namespace(&identity.regarding);
         let mut path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         let (method, content, body) = if series.told == 0 {
-            (Method::POST, "application/json", self.document(identity, series))
+            ("POST", "application/json", self.document(identity, series))
         } else {
             // Writing to a string cannot fail.
             let _ = write!(path, "/{}", series.name);
-            (Method::PATCH, "application/merge-patch+json", json!({"series": counted(series)}))
+            ("PATCH", "application/merge-patch+json", json!({"series": counted(series)}))
         };
+        let body = body.to_string().into_bytes();
+        let sent = body.len();
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::ACCEPT, "application/json")
             .header(header::CONTENT_TYPE, content)
-            .body(Body::from(body.to_string().into_bytes()))
+            .body(Body::from(body))
             .map_err(|error| Fault::Unreachable(error.to_string()))?;
-        let client = self.session.client().await?;
+        let client = self.shared.session.client().await?;
         let limit = self.timing.answer;
-        match timeout(limit, client.send(request)).await {
+        let begun = Instant::now();
+        let answer = timeout(limit, client.send(request)).await;
+        let code = answer.as_ref().ok().and_then(|it| Some(it.as_ref().ok()?.status().as_u16()));
+        let answered = RequestStage::Answered { code, duration: begun.elapsed(), sent };
+        self.shared.observer.tell(method, answered);
+        match answer {
             Ok(Ok(response)) if response.status().is_success() => Ok(()),
             Ok(Ok(response)) => Err(refusal(response, limit).await),
             Ok(Err(error)) => Err(Fault::Unreachable(reason(&error))),

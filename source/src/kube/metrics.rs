@@ -65,6 +65,32 @@ impl RestartReason {
     }
 }
 
+/// Why an Event was never written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum EventLoss {
+    /// It could not be written while it was news.
+    Outdated,
+    /// Too many others wait to be written.
+    Overflow,
+    /// The server refused it.
+    Refused,
+}
+
+impl EventLoss {
+    /// All reasons.
+    pub const ALL: [Self; 3] = [Self::Outdated, Self::Overflow, Self::Refused];
+
+    /// A word for it, as in a metric's label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Outdated => "outdated",
+            Self::Overflow => "overflow",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 /// What a source has counted since it began. Reading costs nothing and never waits.
 #[derive(Debug, Default)]
 pub struct SourceMetrics {
@@ -73,6 +99,8 @@ pub struct SourceMetrics {
     trouble: AtomicU64,
     /// When that last became or ceased to be zero, in milliseconds since 1970.
     since: AtomicU64,
+    events_written: AtomicU64,
+    events_lost: [AtomicU64; EventLoss::ALL.len()],
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +149,24 @@ impl SourceMetrics {
         UNIX_EPOCH + Duration::from_millis(self.since.load(Ordering::Relaxed))
     }
 
+    /// Events of this node that the server has taken, first ones and counts of repetitions.
+    pub fn events_written(&self) -> u64 {
+        self.events_written.load(Ordering::Relaxed)
+    }
+
+    /// Events of this node that were lost for this reason.
+    pub fn events_lost(&self, reason: EventLoss) -> u64 {
+        self.events_lost_for(reason).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_event_written(&self) {
+        self.events_written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_event_lost(&self, reason: EventLoss) {
+        self.events_lost_for(reason).fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn count_list(&self, kind: Kind) {
         self.of(kind).lists.fetch_add(1, Ordering::Relaxed);
     }
@@ -155,6 +201,11 @@ impl SourceMetrics {
 
     fn of(&self, kind: Kind) -> &KindMetrics {
         &self.kinds[index(kind)]
+    }
+
+    fn events_lost_for(&self, reason: EventLoss) -> &AtomicU64 {
+        let place = EventLoss::ALL.iter().position(|other| *other == reason);
+        &self.events_lost[place.unwrap_or_default()]
     }
 
     fn restarts_of(&self, kind: Kind, reason: RestartReason) -> &AtomicU64 {

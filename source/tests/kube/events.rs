@@ -1,29 +1,44 @@
 //! Events in a cluster (S17).
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proxy_core::names::ServiceName;
 use serde_json::Value;
-use source::kube::KubeSource;
 use source::kube::events::{ClusterEvent, EventRecorder, Regarding, Severity};
+use source::kube::{EventLoss, KubeSource, RequestStage, SourceMetrics};
 use testbed::apiserver::{ApiServer, On, What};
 use testbed::wait_until;
 
 use crate::cluster::{LIMIT, connection, timing};
 
+/// Method and code of a request, as the source tells them.
+type Told = (&'static str, Option<u16>);
+
 struct Rig {
     server: ApiServer,
     recorder: EventRecorder,
     writer: tokio::task::JoinHandle<()>,
+    metrics: Arc<SourceMetrics>,
+    told: Arc<Mutex<Vec<Told>>>,
 }
 
 fn rig() -> Rig {
     let server = ApiServer::start().unwrap();
     let mut timing = timing();
     timing.series = Duration::from_millis(50);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
     let source = KubeSource::new(connection(&server)).unwrap().timing(timing);
+    let source = source.on_request(move |news| {
+        if let RequestStage::Answered { code, sent, .. } = news.stage {
+            assert!(sent > 0, "an event without content");
+            tell.lock().unwrap().push((news.method, code));
+        }
+    });
     let (recorder, writer) = source.events();
-    Rig { server, recorder, writer: tokio::spawn(writer.run()) }
+    let (writer, metrics) = (tokio::spawn(writer.run()), source.metrics());
+    Rig { server, recorder, writer, metrics, told }
 }
 
 fn event(service: &str, note: &str) -> ClusterEvent {
@@ -129,6 +144,9 @@ async fn what_is_refused_is_dropped_and_others_are_written() {
         rig.wait("the other", |rig| rig.events().len() == 1);
         assert_eq!(rig.events()[0]["regarding"]["name"], "other");
         assert_eq!(rig.asked("POST"), 2, "{code} was asked again");
+        rig.wait("the count", |rig| rig.metrics.events_written() == 1);
+        assert_eq!(rig.metrics.events_lost(EventLoss::Refused), 1);
+        assert_eq!(*rig.told.lock().unwrap(), [("POST", Some(code)), ("POST", Some(201))]);
     }
 }
 
@@ -139,6 +157,8 @@ async fn a_flood_is_bounded_and_holds_nobody_up() {
     let start = std::time::Instant::now();
     let taken = (0..100_000).filter(|n| rig.recorder.record(event(&format!("s-{n}"), ""))).count();
     assert!(start.elapsed() < LIMIT && taken < 100_000, "{taken} in {:?}", start.elapsed());
+    let overflow = rig.metrics.events_lost(EventLoss::Overflow);
+    assert!(overflow >= u64::try_from(100_000 - taken).unwrap(), "{overflow}");
     rig.server.clear_faults();
     rig.server.stop();
     rig.server.resume().unwrap();
